@@ -32,6 +32,7 @@ __all__ = [
     "board_bytes",
     "board_size_of",
     "games_schema",
+    "is_legacy_format",
     "is_target",
     "positions_schema",
     "raw_schema",
@@ -99,6 +100,18 @@ def board_bytes(board_size: int) -> int:
 def board_size_of(width: int) -> int:
     """Return n, given ``board_bytes(n)``: n² <= 4·width < (n + 1)² for every n above 1."""
     return math.isqrt(4 * width)
+
+
+def is_legacy_format(name: str) -> bool:
+    """Return whether sources of a format contain examples of the legacy tool.
+
+    Their values have the convention of the file, and they are written back unchanged. Readers of other
+    formats give values in the convention of the store, and such sources are written back as dict examples.
+
+    Args:
+        name: Format of a source, such as "legacy-dicts" or "trmph".
+    """
+    return name.startswith("legacy-")
 
 
 def is_target(name: str) -> bool:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from hexdata.board import pack_boards
-from hexdata.schema import NO_MOVE
+from hexdata.schema import NO_MOVE, SCHEMA_VERSION
 from hexdata.shards.blocks import block_fields, block_to_policy
 from hexdata.shards.format import ShardWriter
 from hexdata.shards.manifest import ShardEntry, ShardManifest
@@ -24,6 +24,7 @@ BOARD_SIZE = 5
 CELLS = BOARD_SIZE * BOARD_SIZE
 BLOCK_SIZE = 8
 SHARD_SIZE = 16
+TARGETS = ("extra.temperature", "root_value", "visits", "weight")
 
 
 class ShardFolder:
@@ -35,6 +36,8 @@ class ShardFolder:
         dense: Whether some positions have dense policies.
         seed: Seed of the arrays.
         cuts: Rows at which a shard ends, besides every ``SHARD_SIZE`` rows.
+        version: Schema version, 1 or 2.
+        targets: Whether the positions have all ``TARGETS``.
 
     Attributes:
         splits: The arrays of each split in stored order; ``policy`` as float32 (N, cells).
@@ -48,8 +51,11 @@ class ShardFolder:
         dense: bool = False,
         seed: int = 7,
         cuts: Sequence[int] = (),
+        version: int = SCHEMA_VERSION,
+        targets: bool = False,
     ) -> None:
         self.path = path
+        self._version = version
         self.splits: dict[str, Arrays] = {}
         self.shards: dict[str, tuple[ShardEntry, ...]] = {}
         self._cuts = cuts
@@ -57,6 +63,8 @@ class ShardFolder:
         for number, (split, size) in enumerate(sizes.items()):
             rng = np.random.default_rng([seed, number])
             arrays = synthetic_positions(size, rng)
+            if targets:
+                arrays |= synthetic_targets(size, rng)
             policies = synthetic_policies(size, rng) if dense else {}
             self.shards[split] = tuple(self._write_split(split, arrays, policies))
             self.splits[split] = arrays | {"policy": block_to_policy(arrays | policies, CELLS)}
@@ -66,8 +74,9 @@ class ShardFolder:
             block_size=BLOCK_SIZE,
             shard_size=SHARD_SIZE,
             seed=seed,
-            fields=block_fields(BOARD_SIZE, with_policy=dense),
+            fields=block_fields(BOARD_SIZE, dense, TARGETS if targets else (), version),
             splits=self.shards,
+            schema_version=version,
         )
         (path / "manifest.json").write_bytes(manifest.dumps())
 
@@ -80,7 +89,8 @@ class ShardFolder:
             with path.open("wb") as file:
                 writer = ShardWriter(file)
                 for start in range(first, end, BLOCK_SIZE):
-                    writer.write_block(key, cut_block(arrays, policies, start, min(start + BLOCK_SIZE, end)))
+                    block = cut_block(arrays, policies, start, min(start + BLOCK_SIZE, end))
+                    write_block(writer, key, block, self._version)
                     key += 1
                 writer.close()
             entries.append(writer.entry(path.name, hashlib.sha256(path.read_bytes()).hexdigest()))
@@ -105,10 +115,36 @@ def synthetic_positions(size: int, rng: np.random.Generator) -> Arrays:
     }
 
 
+def write_block(writer: ShardWriter, key: int, block: Arrays, version: int) -> None:
+    """Write a block as shards of a schema version have it: in version 1, policies are dense."""
+    if version == 1:
+        for name, offset in writer._write_members(f"{key:06d}", block):
+            writer.offsets.setdefault(name, []).append(offset)
+        writer.positions += len(block["move"])
+        writer.blocks += 1
+    else:
+        writer.write_block(key, block)
+
+
+def synthetic_targets(size: int, rng: np.random.Generator) -> Arrays:
+    """Return random values of ``TARGETS``, with nulls."""
+    floats = rng.random((3, size))
+    floats[:, ::4] = np.nan
+    return {
+        "root_value": floats[0].astype(np.float32),
+        "visits": rng.integers(-1, 900, size).astype(np.int32),
+        "weight": 2 * floats[1].astype(np.float32),
+        "extra.temperature": 10 * floats[2] - 5,
+    }
+
+
 def synthetic_policies(size: int, rng: np.random.Generator) -> Arrays:
-    """Return dense policies for every third position."""
+    """Return policies for every third position: most with some zeros, some without, one of zeros."""
     rows = np.arange(0, size, 3, dtype=np.uint32)
-    return {"policy": rng.random((len(rows), CELLS)).astype(np.float32), "policy_row": rows}
+    policies = rng.random((len(rows), CELLS)).astype(np.float32)
+    policies[rng.random(policies.shape) < rng.integers(0, 4, (len(rows), 1)) / 4] = 0
+    policies[5:6] = 0
+    return {"policy": policies, "policy_row": rows}
 
 
 def cut_block(arrays: Arrays, policies: Arrays, start: int, stop: int) -> Arrays:
@@ -126,12 +162,21 @@ MakeShards = Callable[..., ShardFolder]
 
 @pytest.fixture
 def make_shards(tmp_path: Path) -> MakeShards:
-    """Return ``make(name="shards", dense=False, seed=7, cuts=(), **sizes)``: writes a folder of shards."""
+    """Return ``make(name="shards", dense=False, seed=7, cuts=(), version=2, targets=False, **sizes)``.
+
+    It writes a folder of shards.
+    """
 
     def make(
-        name: str = "shards", dense: bool = False, seed: int = 7, cuts: Sequence[int] = (), **sizes: int
+        name: str = "shards",
+        dense: bool = False,
+        seed: int = 7,
+        cuts: Sequence[int] = (),
+        version: int = SCHEMA_VERSION,
+        targets: bool = False,
+        **sizes: int,
     ) -> ShardFolder:
-        return ShardFolder(tmp_path / name, sizes, dense, seed, cuts)
+        return ShardFolder(tmp_path / name, sizes, dense, seed, cuts, version, targets)
 
     return make
 

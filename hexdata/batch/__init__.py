@@ -12,6 +12,7 @@ from hexdata.batch.make import (
     BatchOptions,
     BoardForm,
     FinalPolicy,
+    check_stored_fields,
     make_batch,
     required_members,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "BatchOptions",
     "BoardForm",
     "FinalPolicy",
+    "check_stored_fields",
     "make_batch",
     "required_members",
 ]

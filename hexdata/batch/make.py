@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, Literal, get_args
@@ -16,7 +16,7 @@ from hexdata.board import RED, cast_cells, pack_boards, unpack_boards
 from hexdata.checks import check_choice
 from hexdata.errors import ConfigError
 from hexdata.fill import POSITION_PLY, boards_to_fill, fill_to_policy, fill_to_stones
-from hexdata.schema import NO_MOVE
+from hexdata.schema import NO_MOVE, TARGETS, is_target
 from hexdata.shards.blocks import POLICY_FIELDS, Block, block_length, block_to_policy
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "BatchOptions",
     "BoardForm",
     "FinalPolicy",
+    "check_stored_fields",
     "make_batch",
     "required_members",
 ]
@@ -49,6 +50,7 @@ FIELDS: Final = (
     "position_in_game",
     "total_positions",
 )
+"""Fields that the batches of every store can have."""
 
 _TIERS: Final = 4
 
@@ -76,6 +78,9 @@ class BatchOptions:
     - ``position_id``, ``game_id`` int64 (B,), the latter -1 if unknown; ``player_to_move`` uint8 (B,), 0
       blue, 1 red; ``value_sample_tier`` uint8 (B,), 255 if unknown; ``position_in_game`` and
       ``total_positions`` uint16 (B,), 65535 if unknown.
+    - If the store has them: ``root_value`` float32 (B,), from 0 for blue to 1 for red; ``visits`` int32 (B,),
+      -1 if unknown; ``weight`` float32 (B,); and ``extra.NAME`` float32 (B,) for each number NAME that its
+      sources give. Floats are NaN if unknown.
     """
     planes: int = 2
     """Number of planes, 2 or 3. The third plane is 1 if red is to move and 0 if blue is. With packed boards
@@ -106,13 +111,18 @@ class BatchOptions:
             )
 
     def _check_fields(self) -> None:
+        known = ", ".join((*FIELDS, *TARGETS, "extra.NAME"))
         if not isinstance(self.fields, tuple) or not self.fields:
             raise ConfigError(
-                "fields cannot be used", found=repr(self.fields), expected=f"a tuple of {', '.join(FIELDS)}"
+                "fields cannot be used", found=repr(self.fields), expected=f"a tuple of {known}"
             )
-        unknown = [name for name in self.fields if name not in FIELDS]
+        unknown = [
+            name
+            for name in self.fields
+            if name not in FIELDS and not (isinstance(name, str) and is_target(name))
+        ]
         if unknown:
-            raise ConfigError("unknown fields", found=unknown, expected=f"some of {', '.join(FIELDS)}")
+            raise ConfigError("unknown fields", found=unknown, expected=f"some of {known}")
         if len(set(self.fields)) < len(self.fields):
             raise ConfigError("a field is named twice", found=self.fields, expected="each once")
 
@@ -136,6 +146,28 @@ def _are_probabilities(numbers: object) -> bool:
         and len(numbers) == _TIERS
         and all(isinstance(x, (int, float)) and not isinstance(x, bool) and 0 <= x <= 1 for x in numbers)
     )
+
+
+def check_stored_fields(fields: Sequence[str], stored: Collection[str], location: str) -> None:
+    """Check that a store has the optional columns among the fields of batches.
+
+    Args:
+        fields: Names of the fields of batches.
+        stored: Names of the stored members.
+        location: Location of the store, for messages.
+
+    Raises:
+        ConfigError: It lacks some of them.
+    """
+    missing = [name for name in fields if is_target(name) and name not in stored]
+    if missing:
+        raise ConfigError(
+            "the store does not have these fields",
+            path=location,
+            found=", ".join(missing),
+            expected=f"some of {', '.join((*FIELDS, *sorted(filter(is_target, stored))))}",
+            hint="Leave these fields out, or convert sources that contain them.",
+        )
 
 
 def required_members(options: BatchOptions, stored: Collection[str]) -> list[str]:
@@ -190,6 +222,9 @@ def make_batch(block: Block, options: BatchOptions, board_size: int, *, seed: in
             batch[name] = _policy_mask(block)
         elif name == "value_weight":
             batch[name] = _value_weights(block, options, seed, epoch)
+        elif is_target(name) and block[name].dtype == np.float64:
+            with np.errstate(over="ignore"):  # a larger number is infinite in float32
+                batch[name] = block[name].astype(np.float32)
         else:
             batch[name] = block[name]
     return batch

@@ -45,7 +45,7 @@ def transform_stones(planes: Planes, symmetries: SymmetryArray) -> None:
 def transform_labels(block: Block, symmetries: SymmetryArray, board_size: int) -> Block:
     """Return the block with transformed fill rows, moves, policies, values and players, where present.
 
-    A reflection swaps the colours, so value becomes 1 - value and the other player is to move. Packed boards
+    A reflection swaps the colours, so values become 1 - value and the other player is to move. Packed boards
     are not transformed; :func:`transform_stones` does that after unpacking.
     """
     transformed = dict(block)
@@ -60,8 +60,9 @@ def transform_labels(block: Block, symmetries: SymmetryArray, board_size: int) -
         transformed["policy"] = _transform_policies(
             block["policy"], symmetries[block["policy_row"]], board_size
         )
-    if "value" in block:
-        transformed["value"] = np.where(swapped, 1 - block["value"], block["value"])
+    for name in ("value", "root_value"):
+        if name in block:
+            transformed[name] = np.where(swapped, 1 - block[name], block[name])
     if "player_to_move" in block:
         transformed["player_to_move"] = block["player_to_move"] ^ swapped
     return transformed

@@ -28,6 +28,15 @@ def load(
         int, typer.Option("--batch-size", metavar="N", min=1, help="Number of positions per batch.")
     ] = 1_024,
     seed: Seed = 0,
+    fields: Annotated[
+        str,
+        typer.Option(
+            "--fields",
+            metavar="NAMES",
+            help="Fields of the batches, separated by commas, such as board,policy,root_value. value and "
+            "position_id are added.",
+        ),
+    ] = "board,policy,value",
     mode: Annotated[
         str | None,
         typer.Option(
@@ -88,6 +97,7 @@ def load(
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
+        fields=tuple(name.strip() for name in fields.split(",")),
         mode=mode,  # type: ignore[arg-type]  # LoadOptions checks it
         check=check,  # type: ignore[arg-type]
         cache=cache if cache is not None else not no_cache,

@@ -22,9 +22,12 @@ from hexdata.convert.spool import Spool, SpoolFacts, write_arrow
 from hexdata.games.convention import Convention
 from hexdata.games.find import GAMES, ROWS, column, identity_hash
 
-__all__ = ["collection_key", "resolve_collection"]
+__all__ = ["KATAHEX", "collection_key", "resolve_collection"]
 
 Array = npt.NDArray[Any]
+
+KATAHEX: Final = "katahex"
+"""Format of files in which a game has several positions of one turn, and side positions."""
 
 PART_ROWS: Final = 1_000_000
 """Approximate number of positions that are loaded together, at about 200 bytes each."""
@@ -38,7 +41,8 @@ def collection_key(file: SourceFile, facts: SpoolFacts, convention: Convention |
 
     Files of one shuffle are in one folder, have the same number of buckets, and list the same source files
     in any order. Sources without any id form one collection per value convention, because their games are
-    found by the boards. A file with ids that lists no source files is a collection by itself.
+    found by the boards. A file with ids that lists no source files is a collection by itself. All files of
+    KataHex are one collection.
 
     Args:
         file: the source, with its digest.
@@ -47,6 +51,8 @@ def collection_key(file: SourceFile, facts: SpoolFacts, convention: Convention |
     """
     if not facts.with_id:
         return f"no ids, {convention}"
+    if facts.format == KATAHEX:  # its ids are random numbers, equal only for positions of the same game
+        return KATAHEX
     stats = facts.header.get("shuffling_stats")
     if not isinstance(stats, dict) or not isinstance(stats.get("source_files"), list):
         return file.sha256
@@ -55,7 +61,9 @@ def collection_key(file: SourceFile, facts: SpoolFacts, convention: Convention |
     return hashlib.sha256(json.dumps(shuffle).encode("ascii")).hexdigest()
 
 
-def resolve_collection(spools: Sequence[Spool], with_id: int, board_size: int) -> int:
+def resolve_collection(
+    spools: Sequence[Spool], with_id: int, board_size: int, *, side_positions: bool = False
+) -> int:
     """Find the games of one shuffle by their ids; write ``rows`` to each spool and ``games`` to the first.
 
     Positions with the same (origin, file_idx, line_idx) are one game if they agree on its length and
@@ -66,6 +74,8 @@ def resolve_collection(spools: Sequence[Spool], with_id: int, board_size: int) -
         with_id: number of their positions that have a ``line_idx``. They are processed in parts of about
             ``PART_ROWS`` positions. Memory also grows by 4 bytes per position of the shuffle.
         board_size: n.
+        side_positions: If True, a ply may occur several times, and positions without a ply and a winner
+            belong to the game, too. Default False.
 
     Returns:
         The number of games.
@@ -78,7 +88,7 @@ def resolve_collection(spools: Sequence[Spool], with_id: int, board_size: int) -
         for part in range(parts):
             selected = [_read_part(spool, part, parts, origins) for spool in spools]
             ids, columns = (np.concatenate([piece[i] for piece in selected]) for i in (1, 2))
-            number, games = _games(ids, columns, list(origins), board_size)
+            number, games = _games(ids, columns, list(origins), board_size, side_positions)
             number[number >= 0] += count
             count += games.num_rows
             writer.write_table(games)
@@ -125,7 +135,9 @@ def _read_part(
     return rows, ids, columns
 
 
-def _games(ids: Array, columns: Array, origins: list[str | None], board_size: int) -> tuple[Array, pa.Table]:
+def _games(
+    ids: Array, columns: Array, origins: list[str | None], board_size: int, side_positions: bool
+) -> tuple[Array, pa.Table]:
     """Number the games of positions in ascending id.
 
     Returns:
@@ -137,11 +149,25 @@ def _games(ids: Array, columns: Array, origins: list[str | None], board_size: in
     bounds = np.flatnonzero(np.diff(ids[order], axis=0, prepend=-2, append=-2).any(axis=1))
     for start, stop in pairwise(bounds):
         rows = order[start:stop]
-        game = _game(ids[rows[0]], columns[rows], origins, board_size)
+        own = columns[rows]
+        if side_positions:
+            own = _main_line(own)
+        game = _game(ids[rows[0]], own, origins, board_size)
         if game is not None:
             number[rows] = len(listed)
-            listed.append(game)
+            listed.append({**game, "positions": len(rows)})
     return number, pa.Table.from_pylist(listed, schema=GAMES)
+
+
+def _main_line(columns: Array) -> Array:
+    """Return the positions of a game, one per ply; the first one, if none has a ply.
+
+    Args:
+        columns: ``COLUMNS`` of the game in ascending ply, (m, 6).
+    """
+    ply = columns[:, 0]
+    is_main = (ply >= 0) & (np.diff(ply, prepend=-1) > 0)
+    return columns[is_main] if is_main.any() else columns[:1]
 
 
 def _game(key: Array, columns: Array, origins: list[str | None], board_size: int) -> dict[str, Any] | None:

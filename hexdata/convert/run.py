@@ -17,7 +17,7 @@ from hexdata import __version__
 from hexdata.convert.chains import resolve_chains
 from hexdata.convert.companions import Companions, read_companions, unnamed_files
 from hexdata.convert.duplicates import COLUMNS, GameIdentities, find_duplicates
-from hexdata.convert.games_by_id import collection_key, resolve_collection
+from hexdata.convert.games_by_id import KATAHEX, collection_key, resolve_collection
 from hexdata.convert.inputs import (
     InputFiles,
     KnownSource,
@@ -64,7 +64,7 @@ from hexdata.games.findings import count_flags, flags_of
 from hexdata.games.labels import winners_of
 from hexdata.pool import default_workers
 from hexdata.progress import Progress
-from hexdata.schema import GAME_FORMATS, rejected_schema, sources_schema
+from hexdata.schema import is_legacy_format, rejected_schema, sources_schema
 from hexdata.storage import AnyPath, client_memory, storage_of
 from hexdata.store import Store
 from hexdata.store.arrow_memory import release_memory
@@ -357,7 +357,7 @@ class ConvertRun:
         facts = source.facts
         if not facts.positions:
             return source
-        if facts.format in GAME_FORMATS:  # values come from the winner, in the store's convention
+        if not is_legacy_format(facts.format):  # its values are in the store's convention
             return replace(source, decision=Decision("blue-is-0", "winners"))
         option = self.options.value_convention
         given = None if option == "auto" else cast("Convention", option)
@@ -469,7 +469,10 @@ class ConvertRun:
         """Find the games of a collection by ids, or by boards without an id; return their number."""
         assert self.board_size is not None
         with_id = sum(own.with_id for own in facts)
-        games = resolve_collection(spools, with_id, self.board_size) if with_id else 0
+        games = 0
+        if with_id:
+            side_positions = facts[0].format == KATAHEX
+            games = resolve_collection(spools, with_id, self.board_size, side_positions=side_positions)
         if with_id == sum(own.positions for own in facts):
             return games
         return games + resolve_chains(
@@ -490,7 +493,7 @@ class ConvertRun:
             notes = [] if folder in folders else folders.setdefault(folder, read_companions(folder)).notes
             found, facts = folders[folder], source.facts
             origins: tuple[tuple[int, str], ...] = ()
-            if facts.positions and facts.format.startswith("legacy"):
+            if facts.positions and is_legacy_format(facts.format):
                 notes = notes + found.compare(source.file.path.name, facts)
                 wanted = unnamed_files(source.spool) if source.owns_games else set()
                 named, conflicts = found.origins(wanted, facts)
@@ -514,7 +517,9 @@ class ConvertRun:
             hints.append(
                 "Make the unreadable files readable (their permissions, links or disk), or remove them."
             )
-        if Reason.BOARD_SIZE in reasons_of(sources):
+        if any(s.facts.other_sizes and s.facts.reading.board_size is None for s in sources):
+            hints.append("Give --board-size to convert the positions of one board size.")
+        elif Reason.BOARD_SIZE in reasons_of(sources):
             hints.append("Split files with games of several board sizes, for example with grep '#13,'.")
         if _reject_rate(readable) > limit:
             hints.append(
@@ -726,7 +731,7 @@ class ConvertRun:
         other = [
             s.file.name
             for s in sources
-            if s.facts.format not in GAME_FORMATS and s.convention not in (None, given)
+            if is_legacy_format(s.facts.format) and s.convention not in (None, given)
         ]
         unused = note_of_unused_option(
             sorted([*other, *self._stored_with_other_convention(set(same), given)]), given
@@ -736,7 +741,7 @@ class ConvertRun:
     def _stored_with_other_convention(self, names: set[str], given: str) -> list[str]:
         """Return those of ``names`` whose sources in the store have another value convention."""
         other = ~pc.field("value_sense").isin([given]) & pc.field("value_sense").is_valid()
-        legacy = ~pc.field("format").isin(GAME_FORMATS)
+        legacy = pc.starts_with(pc.field("format"), "legacy-")
         tables = [read_parquet(path, ["name"], other & legacy) for path in self.store.files("sources")]
         return [name for table in tables for name in table["name"].to_pylist() if name in names]
 
@@ -782,8 +787,10 @@ def _is_unreadable(source: ConvertSource) -> bool:
 def _reject_rate(sources: list[ConvertSource]) -> float:
     """Return the share of rejected records, or of the bytes of rejected files if it is larger."""
     read = [s for s in sources if s.facts.failure is None]
-    records = sum(s.facts.records for s in read)
-    rejected = sum(s.facts.rejected - s.facts.cut for s in read)  # a requested cut is no loss
+    # What was left out on request is no loss: the ends of games, and positions of other board sizes.
+    other_sizes = sum(s.facts.other_sizes for s in read if s.facts.reading.board_size is not None)
+    records = sum(s.facts.records for s in read) - other_sizes
+    rejected = sum(s.facts.rejected - s.facts.cut for s in read) - other_sizes
     sizes = [max(s.file.new_bytes, 1) for s in sources]  # the size of a broken link is 0
     lost = sum(sizes) - sum(max(s.file.new_bytes, 1) for s in read)
     return max(rejected / max(records, 1), lost / max(sum(sizes), 1))

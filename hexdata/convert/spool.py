@@ -19,7 +19,15 @@ from hexdata import __version__
 from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
 from hexdata.errors import FormatError, HexdataError, Reason, SourceChangedError
-from hexdata.formats import BATCH_ROWS, FilePart, RawBatch, Rejection, SourceReader, open_source
+from hexdata.formats import (
+    BATCH_ROWS,
+    FilePart,
+    RawBatch,
+    Rejection,
+    SizeSelectingReader,
+    SourceReader,
+    open_source,
+)
 from hexdata.formats.gunzip import is_gzip
 from hexdata.games.convention import Votes
 from hexdata.games.evidence import SourceEvidence, findings_schema, is_mixed, with_findings
@@ -30,7 +38,7 @@ from hexdata.games.findings import (
     findings_without_game,
     game_findings,
 )
-from hexdata.schema import GAME_FORMATS
+from hexdata.schema import is_legacy_format
 from hexdata.storage import AnyPath, storage_of, translate_errors
 from hexdata.store.files import digest_beginning, digest_file, read_bounded, write_bytes
 from hexdata.strict_json import AtMost, Count, HexDigest, Matching, Within, check_value, parse_json
@@ -111,6 +119,8 @@ class SpoolFacts:
     notes: list[str] = field(default_factory=list)
     damage: tuple[str, str] | None = None
     """Code and detail of the damage, if the examples before it were salvaged."""
+    other_sizes: Count = 0
+    """Number of records rejected because of their board size, if the source usually has several sizes."""
     cut: Count = 0
     """Number of positions rejected after a repeated move, because truncation was requested."""
     loose: Annotated[list[Count], AtMost(32)] = field(default_factory=list)
@@ -349,8 +359,11 @@ def _has_grown(path: AnyPath, version: str, size: int, sha256: str) -> bool:
 
 
 def _is_reusable(facts: SpoolFacts, reading: ReadOptions) -> bool:
-    """Return whether a spool would be the same under ``reading``; some options affect damaged files only."""
-    whole = facts.failure is None and facts.damage is None
+    """Return whether a spool would be the same under ``reading``.
+
+    Some options affect only damaged files and those with boards of several sizes.
+    """
+    whole = facts.failure is None and facts.damage is None and not facts.other_sizes
     always = (facts.reading.truncate_repeats, facts.reading.part) == (reading.truncate_repeats, reading.part)
     return always and (
         whole or (facts.reading.salvage, facts.reading.board_size) == (reading.salvage, reading.board_size)
@@ -411,6 +424,9 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
     with _translate_read_errors(path):
         opened = open_source(path, salvage=reading.salvage, part=reading.part)
     with opened as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
+        mixed_sizes = isinstance(reader, SizeSelectingReader)
+        if isinstance(reader, SizeSelectingReader) and reading.board_size is not None:
+            reader.select_board_size(reading.board_size)
         with ExitStack() as stack:
             raw = None
             for batch in _batches(path, reader):
@@ -418,7 +434,9 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
                     raise _OtherBoardSize(reader.board_size)
                 _write_rejected(rejected, batch.rejected)
                 facts.rejected += len(batch.rejected)
-                if facts.rejected > facts.positions + MAX_SURPLUS_REJECTED:
+                if mixed_sizes:
+                    facts.other_sizes += sum(each.reason == Reason.BOARD_SIZE for each in batch.rejected)
+                if facts.rejected - facts.other_sizes > facts.positions + MAX_SURPLUS_REJECTED:
                     raise FormatError(
                         "far more records rejected than accepted; probably not a file of positions",
                         code=Reason.LIMIT_REJECTED,
@@ -445,7 +463,7 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
     facts.votes, facts.ballots = evidence.votes, evidence.unflagged_votes
     facts.with_id = evidence.with_id
     facts.mixed = is_mixed(facts.format, facts.header)
-    if facts.damage is not None and evidence.with_id and facts.format not in GAME_FORMATS:
+    if facts.damage is not None and evidence.with_id and is_legacy_format(facts.format):
         facts.mixed = True  # the key that marks a shuffled file is at its end, which is lost
     if facts.positions and not facts.mixed:
         _write_games(spool, facts, evidence)

@@ -18,9 +18,10 @@ from hexdata.convert.options import ConvertOptions
 from hexdata.convert.publish import GameFlags
 from hexdata.convert.spool import REJECTED, Spool, SpoolFacts, read_header
 from hexdata.errors import Reason
+from hexdata.formats.run_header import date_of_name
 from hexdata.games.convention import Convention, Decision, layout_convention
 from hexdata.games.findings import count_flags, count_flags_without_game
-from hexdata.schema import GAME_FORMATS, rejected_schema, sources_schema
+from hexdata.schema import is_legacy_format, rejected_schema, sources_schema
 from hexdata.text import count_of
 
 __all__ = [
@@ -72,8 +73,9 @@ class ConvertSource:
 def notes_of(source: ConvertSource) -> list[str]:
     """Return the notes on a source, including those on its convention and on positions of unknown games."""
     notes = source.facts.notes
-    if source.facts.format.startswith("legacy") and not source.facts.records:
+    if is_legacy_format(source.facts.format) and not source.facts.records:
         notes = [*notes, "contains no examples"]
+    notes = [*notes, *_notes_of_header(source.facts)]
     if source.decision is None:
         return notes
     notes = [*notes, *_notes_of_decision(source, source.decision)]
@@ -84,9 +86,31 @@ def notes_of(source: ConvertSource) -> list[str]:
     return notes
 
 
+def _notes_of_header(facts: SpoolFacts) -> Iterator[str]:
+    """Yield notes on what a reader of games states in the header."""
+    if is_legacy_format(facts.format):
+        return
+    changes = facts.header.get("run_changes")
+    for name, values in changes.items() if isinstance(changes, dict) else ():
+        listed = ", ".join("none" if value is None else str(value) for value in values)
+        yield f"several values of {name}, so the column is null: {listed}"
+    counts = facts.header.get("counts")
+    if facts.format == "selfplay-games" and isinstance(counts, dict):
+        if counts.get("logits"):
+            yield (
+                f"policies and root values of {count_of(counts['logits'], 'game')} are outputs of the "
+                "network without search"
+            )
+        if counts.get("probabilities"):
+            yield (
+                f"the values of {count_of(counts['probabilities'], 'game')} are only in metadata, since "
+                "their scale is unknown"
+            )
+
+
 def _notes_of_decision(source: ConvertSource, decision: Decision) -> Iterator[str]:
     """Yield notes on a convention that the source's games do not show alone, or that some contradict."""
-    if source.facts.format in GAME_FORMATS:
+    if not is_legacy_format(source.facts.format):
         return
     convention, layout = decision.convention, layout_convention(source.facts.header)
     chains, winners = source.facts.ballots.chains, source.facts.ballots.winners
@@ -155,7 +179,7 @@ def source_table(
             "positions": s.facts.positions,
             "games": s.facts.games,
             "rejected": s.facts.rejected,
-            **_run_of(s.facts.header),
+            **_run_of(s.facts.header, s.file.name),
             "header": json.dumps(_header(s)),
             "notes": json.dumps(notes_of(s)) if notes_of(s) else None,
             "flags": json.dumps(count_flags([games.flags])),
@@ -176,18 +200,26 @@ _RUN: Final[dict[str, tuple[type, ...]]] = {
 """Columns of sources that a reader states under the key ``run`` of the header, with their types."""
 
 
-def _run_of(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of sources that describe the run of self-play; values of other types are null."""
-    run = header.get("run")
-    if not isinstance(run, dict):
-        return {}
+def _run_of(header: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the columns of sources that describe the run of self-play; values of other types are null.
+
+    The date is that of the header; if the header states none, that of the source's name.
+
+    Args:
+        header: header of the source.
+        name: name of the source.
+    """
+    run, changes = header.get("run"), header.get("run_changes")
+    run = dict(run) if isinstance(run, dict) else {}
+    if "date" not in run and not (isinstance(changes, dict) and "date" in changes):
+        run["date"] = date_of_name(name)
     columns: dict[str, Any] = {}
     for name, kinds in _RUN.items():
         value = run.get(name)
         if type(value) in kinds and not (isinstance(value, int) and value.bit_length() > _INT64_BITS):
             columns[name] = value
-    with suppress(TypeError, ValueError):
-        columns["date"] = date.fromisoformat(run["date"]) if "date" in run else None
+    with suppress(KeyError, TypeError, ValueError):
+        columns["date"] = date.fromisoformat(run["date"])
     return columns
 
 

@@ -207,6 +207,7 @@ class _OriginalFile(_PickleFile):
                 board_size=source.board_size or 0,
                 dialect=source.dialect,
                 header=_processed_header(source) if source.is_raw else source.header,
+                all_metadata=source.is_raw,
                 level=self.level,
             )
             return FileFacts.of(file, count)

@@ -105,6 +105,7 @@ class _ShardFile:
     block_size: int
     board_size: int
     with_policy: bool
+    targets: tuple[str, ...]
     layout: str
 
     @property
@@ -112,12 +113,12 @@ class _ShardFile:
         return self.rows.stop - self.rows.start
 
     def write(self, path: AnyPath) -> ShardEntry:
-        schema = positions_schema(self.board_size)
+        schema = positions_schema(self.board_size, self.targets)
         with storage_of(path).publish(replace=False) as file:
             writer = ShardWriter(file)  # type: ignore[arg-type]
             blocks = regroup(read_rows(self.rows, schema), schema, self.block_size)
             for key, table in enumerate(blocks, start=self.first_block):
-                block = columns_to_block(table, self.with_policy)
+                block = columns_to_block(table, self.with_policy, self.targets)
                 self._check_values(block, f"block {key} of {path.name}")
                 if self.layout == "blocks":
                     writer.write_block(key, block)
@@ -212,6 +213,7 @@ class _ShardExport(ExportRun):
         super().__init__(store, options, progress, engine)
         assert store.manifest.board_size is not None
         self.board_size = store.manifest.board_size
+        self.targets = tuple(store.manifest.targets)
         self.buckets = {
             split: tuple(((store.path / name).resolve(), facts.rows) for name, facts in files.items())
             for split in SPLITS
@@ -236,6 +238,7 @@ class _ShardExport(ExportRun):
                     block_size=self.options.block_size,
                     board_size=self.board_size,
                     with_policy=self._splits_with_policy[split],
+                    targets=self.targets,
                     layout=self.options.layout,
                 )
         return files
@@ -262,7 +265,7 @@ class _ShardExport(ExportRun):
             block_size=self.options.block_size,
             shard_size=self.options.shard_size,
             seed=self.store.manifest.stages["shuffle"]["seed"],
-            fields=block_fields(self.board_size, any(self._splits_with_policy.values())),
+            fields=block_fields(self.board_size, any(self._splits_with_policy.values()), self.targets),
             splits=shards,
         )
         path = self.store.path / "shards" / MANIFEST_NAME

@@ -24,6 +24,7 @@ from hexdata.formats.source import (
     FilePart,
     RawBatch,
     Rejection,
+    SizeSelectingReader,
     SourceReader,
 )
 from hexdata.storage import AnyPath, storage_of
@@ -37,6 +38,7 @@ __all__ = [
     "FilePart",
     "RawBatch",
     "Rejection",
+    "SizeSelectingReader",
     "SourceFormat",
     "SourceReader",
     "expected_contents",

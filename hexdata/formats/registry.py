@@ -92,9 +92,11 @@ def _is_legacy(head: bytes, _name: str) -> bool:
 
 
 def _open_legacy(path: AnyPath, *, salvage: bool, part: FilePart | None) -> SourceReader:
-    from hexdata.formats.legacy import LegacyReader
+    from hexdata.formats.legacy import LegacyReader, SelfPlayGamesReader, has_games
 
     assert part is None  # pickles are not appendable
+    if has_games(path):
+        return SelfPlayGamesReader(path, salvage=salvage)
     return LegacyReader(path, salvage=salvage)
 
 
@@ -108,6 +110,19 @@ def _open_trmph(path: AnyPath, *, salvage: bool, part: FilePart | None) -> Sourc
     from hexdata.formats.trmph import TrmphReader
 
     return TrmphReader(path, salvage=salvage, part=part)
+
+
+def _is_katahex(head: bytes, _name: str) -> bool:
+    from hexdata.formats.katago import looks_like_katahex
+
+    return looks_like_katahex(head)
+
+
+def _open_katahex(path: AnyPath, *, salvage: bool, part: FilePart | None) -> SourceReader:
+    from hexdata.formats.katago import KataHexReader
+
+    assert part is None  # zip archives are not appendable
+    return KataHexReader(path, salvage=salvage)
 
 
 def _is_hexworld(head: bytes, name: str) -> bool:
@@ -164,6 +179,13 @@ BUILT_IN_FORMATS: Final = (
         _open_trmph,
         contents="TRMPH games",
         appendable=True,
+    ),
+    SourceFormat(
+        "katahex",
+        ("*.npz",),
+        _is_katahex,
+        _open_katahex,
+        contents="training data of KataHex",
     ),
 )
 """The formats of hexdata, in the order in which they are compared with a file."""

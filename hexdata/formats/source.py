@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 
 from hexdata.errors import FormatError, Reason
 from hexdata.strict_json import Count
 
-__all__ = ["BATCH_ROWS", "SALVAGEABLE", "FilePart", "RawBatch", "Rejection", "SourceReader"]
+__all__ = [
+    "BATCH_ROWS",
+    "SALVAGEABLE",
+    "FilePart",
+    "RawBatch",
+    "Rejection",
+    "SizeSelectingReader",
+    "SourceReader",
+]
 
 BATCH_ROWS = 8192
 """Maximum number of rows in a raw batch."""
 
 SALVAGEABLE: Final = frozenset(
-    {Reason.TRUNCATED, Reason.CORRUPT_GZIP, Reason.CORRUPT_PICKLE, Reason.TRAILING_DATA}
+    {Reason.TRUNCATED, Reason.CORRUPT_GZIP, Reason.CORRUPT_PICKLE, Reason.CORRUPT_ZIP, Reason.TRAILING_DATA}
 )
 """Error codes of damage that leaves the records before it readable."""
 
@@ -62,7 +70,8 @@ class SourceReader(Protocol):
     """One open source file; a context manager."""
 
     format: str
-    """Detected variant: ``legacy-tuples``, ``legacy-dicts``, ``legacy-shuffled`` or ``trmph``."""
+    """Detected variant: ``legacy-tuples``, ``legacy-dicts``, ``legacy-shuffled``, ``selfplay-games``,
+    ``katahex`` or ``trmph``."""
     board_size: int | None
     """Cells along an edge, from the first usable record; None before that record."""
     targets: tuple[str, ...]
@@ -90,3 +99,15 @@ class SourceReader(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class SizeSelectingReader(Protocol):
+    """A ``SourceReader`` of files that usually contain boards of several sizes."""
+
+    def select_board_size(self, board_size: int) -> None:
+        """Reject the records of all other board sizes, instead of those that differ from the first one.
+
+        Args:
+            board_size: n. Must be set before the first batch is read.
+        """

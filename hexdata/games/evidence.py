@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,10 @@ from hexdata.games.findings import count_game_votes, count_position_votes, find_
 from hexdata.schema import raw_schema
 
 __all__ = ["SourceEvidence", "findings_schema", "is_mixed", "with_findings"]
+
+
+_MIXED_FORMATS: Final = ("katahex", "legacy-shuffled")
+"""Formats whose positions may be in any order."""
 
 
 def findings_schema(board_size: int) -> pa.Schema:
@@ -43,7 +48,7 @@ def is_mixed(kind: str, header: Mapping[str, object]) -> bool:
         kind: Format of the source, as in ``SourceReader.format``.
         header: Header of the source.
     """
-    return kind == "legacy-shuffled" or not {"chunk_info", "pass_info"}.isdisjoint(header)
+    return kind in _MIXED_FORMATS or not {"chunk_info", "pass_info"}.isdisjoint(header)
 
 
 @dataclass

@@ -374,7 +374,8 @@ def _gather(bits: Bits, tiers: Array, value: Array, raw: pa.RecordBatch, rows: p
     _mark(found, (_has(found, Finding.OCCUPIED_MOVE)) & ~last, Finding.REPEATED)
     _mark(found, last & open_end, Finding.MISSING)
     found[~last & (total >= 0)] &= ~np.uint32(Finding.NO_CHAIN | Finding.BLUE_CHAIN | Finding.RED_CHAIN)
-    _mark(found, column(raw, "value", np.nan) != value[game], Finding.VALUE_DIFFERS)
+    played = (column(rows, "ply", -1) >= 0) | (total >= 0)  # side positions have a value of their own
+    _mark(found, played & (column(raw, "value", np.nan) != value[game]), Finding.VALUE_DIFFERS)
     starts = np.flatnonzero(np.diff(game, prepend=-1))
     np.bitwise_or.at(bits, game[starts], np.bitwise_or.reduceat(found, starts))
     tier = np.minimum(column(raw, "value_sample_tier", -1), 4)

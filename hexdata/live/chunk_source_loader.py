@@ -37,7 +37,7 @@ from hexdata.live.coordinator import Stopped
 from hexdata.live.shard_source import looks_like_shard, shard_batches, shard_split
 from hexdata.live.source_games import FileGames, extract_games, extract_trmph_games
 from hexdata.live.stage import Stage, Transform
-from hexdata.schema import GAME_FORMATS, SPLITS
+from hexdata.schema import SPLITS, is_legacy_format
 from hexdata.text import printable
 
 __all__ = ["ChunkSourceLoader"]
@@ -286,7 +286,7 @@ class ChunkSourceLoader(Transform):
         if kind == "trmph":
             games = extract_trmph_games(file.name, raw, size)
             return _Content(games, records=records, known_rejects=known_rejects)
-        if kind in GAME_FORMATS:
+        if not is_legacy_format(kind):
             games = extract_games(file.name, raw, size, convention="blue-is-0")
             return _Content(games, records=records, known_rejects=known_rejects)
         default = None if self.value_convention == "auto" else cast("Convention", self.value_convention)

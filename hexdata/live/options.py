@@ -22,7 +22,7 @@ from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.pipeline import Pipeline, check_stage_order
 from hexdata.live.queue import OVERFLOWS, Overflow
 from hexdata.live.stage import Stage
-from hexdata.schema import SPLITS
+from hexdata.schema import SPLITS, is_target
 from hexdata.storage import local_path
 from hexdata.strict_json import shortened
 
@@ -184,6 +184,13 @@ class LiveOptions:
             _set_field(self, name, check_count(name, getattr(self, name), 1))
         if not isinstance(self.watch, bool):
             raise ConfigError("watch cannot be used", found=repr(self.watch), expected="True or False")
+        targets = [name for name in self.batch.fields if is_target(name)]
+        if targets:
+            raise ConfigError(
+                "batches of live games do not contain these fields",
+                found=", ".join(targets),
+                hint="Leave these fields out, or convert the games into a store.",
+            )
         _set_field(self, "stages", tuple(self.stages))
         _check_flow(self.stages)
 

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from hexdata.policy import SparsePolicies
-from hexdata.schema import POLICY_TYPE, SPLITS, raw_schema
+from hexdata.schema import POLICY_TYPE, SPLITS, is_target, raw_schema
 from hexdata.shards.block_check import check_block
-from hexdata.shards.blocks import POLICY_FIELDS, SENTINELS, Block
+from hexdata.shards.blocks import SENTINELS, Block, members_to_policies, null_of
 from hexdata.shards.format import read_blocks, samples_to_block
 
 __all__ = ["looks_like_shard", "shard_batches", "shard_split"]
@@ -86,7 +86,8 @@ def _is_sample(block: Block) -> bool:
 
 def _raw(block: Block, board_size: int, record: int) -> pa.RecordBatch:
     length = len(block["move"])
-    schema = raw_schema(board_size)
+    targets = [name for name in block if is_target(name)]
+    schema = raw_schema(board_size, targets)
     boards = np.ascontiguousarray(block["board"])
     game = block["game_id"]
     columns = {
@@ -100,6 +101,10 @@ def _raw(block: Block, board_size: int, record: int) -> pa.RecordBatch:
     }
     for name in ("move", "position_in_game", "total_positions", "value_sample_tier"):
         columns[name] = pa.array(block[name], mask=block[name] == SENTINELS[name])
+    for name in targets:
+        null = null_of(name)
+        is_null = np.isnan(block[name]) if np.isnan(null) else block[name] == null
+        columns[name] = pa.array(block[name], mask=is_null).cast(schema.field(name).type)
     arrays = [
         pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(length, field.type)
         for field in schema
@@ -108,10 +113,12 @@ def _raw(block: Block, board_size: int, record: int) -> pa.RecordBatch:
 
 
 def _policies(block: Block) -> pa.Array:
-    """Return the dense policies as ``schema.POLICY_TYPE``, with null for rows without one."""
+    """Return the policies of the members of a block as a column, with null for rows without one."""
     length = len(block["move"])
-    if not set(POLICY_FIELDS) <= block.keys():
+    if "policy_row" not in block:
         return pa.nulls(length, POLICY_TYPE)
-    dense = np.zeros(length, np.bool_)
-    dense[block["policy_row"]] = True
-    return SparsePolicies.from_dense(block["policy"].astype(np.float32)).to_arrow(dense)
+    has_policy = np.zeros(length, np.bool_)
+    has_policy[block["policy_row"]] = True
+    dense = "policy" in block
+    policies = SparsePolicies.from_dense(block["policy"]) if dense else members_to_policies(block)
+    return policies.to_arrow(has_policy)

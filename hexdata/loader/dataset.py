@@ -57,7 +57,7 @@ class PositionDataset:
         where: SQL condition on the labels that selects positions; null counts as false (default None: all
             positions).
         newest: Number of games with the highest ids whose positions are selected (default None: all games).
-        fields: Names of the arrays, from ``hexdata.batch.FIELDS`` (default board, policy, value).
+        fields: Names of the arrays, as for ``Loader`` (default board, policy, value).
         planes: Number of board planes, 2 or 3 (default 2).
         board: "float32", "float16", "uint8", "packed" or "fill" (default "float32").
         final_policy: Policy of final positions: "zeros", "uniform", or "skip" to leave them out (default
@@ -117,7 +117,7 @@ class PositionDataset:
             self.board_size = games.board_size
         else:
             manifest = load_manifest(data)
-            members = all_members(self.options, check_split(manifest, split, str(store)))
+            members = all_members(self.options, check_split(manifest, split, str(store)), str(store))
             self.board_size = manifest.board_size
             entries = manifest.splits[self.options.split]
             source = add_cache(data, entries, self.options.copies, digests=check == "digests")

@@ -115,7 +115,9 @@ class Loader:
             hardly raise the rate otherwise. The batches are the same (default 1).
         progress: Receives progress while shards are downloaded, checked and read ahead, or games are read
             (default: no reports).
-        fields: Names of the arrays in a batch, from ``hexdata.batch.FIELDS`` (default board, policy, value).
+        fields: Names of the arrays in a batch, from ``hexdata.batch.FIELDS``, or of those that only stores
+            with results of a search have: ``root_value``, ``visits``, ``weight`` and ``extra.NAME`` (default
+            board, policy, value).
         planes: Number of board planes, 2 or 3 (default 2).
         board: "float32", "float16", "uint8", "packed" or "fill" (default "float32").
         final_policy: Policy of final positions: "zeros", "uniform", or "skip" to leave them out (default
@@ -550,7 +552,7 @@ class Loader:
         self.board_size = self.manifest.board_size
         self._data_digest = self.manifest.digest
         stored = check_split(self.manifest, options.split, location)
-        self._members = all_members(options, stored)
+        self._members = all_members(options, stored, location)
         entries = self.manifest.splits[options.split]
         self._source = add_cache(source, entries, options.copies, digests=options.check == "digests")
         if options.mode == "exact":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 
-from hexdata.batch import required_members
+from hexdata.batch import check_stored_fields, required_members
 from hexdata.errors import ConfigError, StoreError
 from hexdata.loader.exact import SelectedRows
 from hexdata.loader.game_reader import read_game_table
@@ -52,8 +52,18 @@ def default_mode(data: ShardSource | Store) -> Mode:
     return "exact" if isinstance(data, FolderSource) else "stream"
 
 
-def all_members(options: LoaderOptions, stored: Collection[str]) -> list[str]:
-    """Return the sorted names of the members that batches need, and of the ids for the epoch digest."""
+def all_members(options: LoaderOptions, stored: Collection[str], location: str) -> list[str]:
+    """Return the sorted names of the members that batches need, and of the ids for the epoch digest.
+
+    Args:
+        options: Options of the loader.
+        stored: Names of the stored members.
+        location: Location of the store, for messages.
+
+    Raises:
+        ConfigError: The batches need a field that is not stored.
+    """
+    check_stored_fields(options.batch.fields, stored, location)
     return sorted({*required_members(options.batch, stored), "position_id"})
 
 
@@ -90,7 +100,7 @@ def open_game_rows(
             stacklevel=4,
         )
     fields = {*block_fields(1, with_policy=True), "fill"} - {"board"}
-    members = all_members(options, fields)
+    members = all_members(options, fields, str(store.path))
     tiers = options.where is not None or "value_sample_tier" in members
     table = read_game_table(store, options.split, tiers=tiers, check=options.check, progress=progress)
     return SelectedRows(table, members, options), table

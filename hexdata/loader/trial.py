@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.batch import DEFAULT_FIELDS, BatchOptions
+from hexdata.checks import as_tuple
 from hexdata.errors import ConfigError, VerifyError
 from hexdata.loader.loader import Loader
 from hexdata.loader.options import LoaderOptions, Mode
@@ -20,6 +23,9 @@ from hexdata.shards.options import CACHE_SIZE, CacheOptions, Check
 from hexdata.storage import AnyPath
 
 __all__ = ["EpochStats", "LoadOptions", "LoadResult", "run_loader_trial"]
+
+_NEEDED: Final = ("value", "position_id")
+"""Fields from which a trial run computes its results."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,8 @@ class LoadOptions:
     """Maximum size of the cache in bytes, or text such as "50GB"."""
     prefetch: int | None = None
     """Number of shards that stream mode fetches in advance. None: one per stream."""
+    fields: tuple[str, ...] = DEFAULT_FIELDS
+    """Fields of the batches. ``value`` and ``position_id`` are added."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1:
@@ -57,6 +65,8 @@ class LoadOptions:
         mode: Mode = "exact" if self.mode is None else self.mode
         LoaderOptions(batch_size=self.batch_size, seed=self.seed, mode=mode, check=self.check)
         CacheOptions(self.cache, self.cache_size, self.prefetch)
+        object.__setattr__(self, "fields", as_tuple(self.fields))
+        BatchOptions(self.fields)
         if self.split not in SPLITS:
             raise ConfigError("unknown split", found=self.split, expected=" or ".join(SPLITS))
 
@@ -126,7 +136,7 @@ def run_loader_trial(
         cache_size=options.cache_size,
         prefetch=options.prefetch,
         progress=progress,
-        fields=("board", "policy", "value", "position_id"),
+        fields=(*options.fields, *(name for name in _NEEDED if name not in options.fields)),
     )
     opened = time.perf_counter() - start
     total = loader.positions

@@ -15,14 +15,26 @@ import numpy.typing as npt
 
 from hexdata.board import MAX_SIZE, MIN_SIZE, RED
 from hexdata.errors import FormatError, Reason
-from hexdata.schema import MAX_TIER, NO_GAME, NO_MOVE, NO_TIER, board_bytes, board_size_of
-from hexdata.shards.blocks import POLICY_FIELDS, block_fields
+from hexdata.schema import (
+    MAX_TIER,
+    NO_GAME,
+    NO_MOVE,
+    NO_TIER,
+    NO_VISITS,
+    SCHEMA_VERSION,
+    board_bytes,
+    board_size_of,
+    is_target,
+)
+from hexdata.shards.blocks import POLICY_FIELDS, SPARSE_FIELDS, block_fields
 
 __all__ = [
     "BadRow",
     "are_blocks_valid",
     "check_block",
     "check_field",
+    "check_policies",
+    "find_bad_policy",
     "find_bad_row",
     "invalid_values_error",
 ]
@@ -72,15 +84,16 @@ def check_block(
     rows: int | None = None,
     members: Collection[str] | None = None,
 ) -> int:
-    """Check that a block has the right fields, dtypes and shapes, and that every value is valid.
+    """Check that a block has the right members, dtypes and shapes, and that every value is valid.
 
     Args:
-        block: Arrays by field.
+        block: Arrays by member, as read from a shard of any schema version.
         path: Path of the shard, for messages.
         key: Key of the block, for messages.
         board_size: Expected board size in cells along an edge. None derives it from the boards.
         rows: Expected number of positions. None derives it from the boards.
-        members: Names of the expected fields; None for all fields.
+        members: Names of the expected members; None for those that every block has, and the optional ones
+            that this block has.
 
     Returns:
         The board size.
@@ -93,8 +106,13 @@ def check_block(
         found_rows, found_size = _shape_of(block, path, key)
         rows = found_rows if rows is None else rows
         board_size = found_size if board_size is None else board_size
-    dense = not block.keys().isdisjoint(POLICY_FIELDS)
-    fields = block_fields(board_size, with_policy=dense or not set(members or ()).isdisjoint(POLICY_FIELDS))
+    names = {*block, *(members or ())}
+    fields = block_fields(
+        board_size,
+        with_policy=not names.isdisjoint((*POLICY_FIELDS, *SPARSE_FIELDS)),
+        targets=[name for name in names if is_target(name)],
+        schema_version=1 if "policy" in names else SCHEMA_VERSION,
+    )
     wanted = fields.keys() if members is None else members
     if other := sorted(block.keys() ^ wanted):
         missing = other[0] in wanted
@@ -102,9 +120,9 @@ def check_block(
         raise invalid_values_error(
             path, f"{key}.{other[0]}.npy", found, f"the fields {', '.join(sorted(wanted))}"
         )
-    policies = len(block["policy_row"]) if "policy_row" in block and block["policy_row"].ndim else 0
+    lengths = _member_lengths(block)
     for name, array in block.items():
-        spec, length = fields[name], policies if name in POLICY_FIELDS else rows
+        spec, length = fields[name], lengths.get(name, rows)
         if array.dtype.str != spec.dtype or array.shape != (length, *spec.shape):
             raise invalid_values_error(
                 path,
@@ -112,8 +130,38 @@ def check_block(
                 f"{array.dtype.str} of shape {array.shape}",
                 f"{spec.dtype} of shape {(length, *spec.shape)}",
             )
+    for name, array in block.items():
         check_field(name, array, board_size, rows, path, f"{key}.{name}.npy")
+    if "policy_cell" in block and "policy_count" in block:
+        check_policies(block["policy_count"], block["policy_cell"], path, key)
     return board_size
+
+
+def _member_lengths(block: Mapping[str, Array]) -> dict[str, int]:
+    """Return the lengths of the members whose length is not the number of positions."""
+    policies = len(block["policy_row"]) if "policy_row" in block and block["policy_row"].ndim else 0
+    lengths = dict.fromkeys((*POLICY_FIELDS, "policy_count"), policies)
+    if "policy_count" in block:
+        cells = int(block["policy_count"].sum(dtype=np.int64))
+        lengths |= {"policy_cell": cells, "policy_probability": cells}
+    return lengths
+
+
+def check_policies(counts: Array, cells: Array, path: object, key: str) -> None:
+    """Check that the cells of each policy of a block ascend. Their number must be right already.
+
+    Args:
+        counts: The member ``policy_count``.
+        cells: The member ``policy_cell``.
+        path: Path of the shard, for messages.
+        key: Key of the block, for messages.
+
+    Raises:
+        FormatError: "broken-shard"; names the first row of ``policy_cell`` that does not ascend.
+    """
+    bad = find_bad_policy(counts, cells)
+    if bad is not None:
+        raise invalid_values_error(path, f"{key}.policy_cell.npy row {bad.row}", bad.found, bad.expected)
 
 
 def check_field(name: str, array: Array, board_size: int, rows: int, path: object, member: str) -> None:
@@ -181,6 +229,24 @@ def find_bad_row(name: str, array: Array, board_size: int, rows: int | None = No
     return _find_repeated(array) if name == "position_id" and rows is not None else None
 
 
+def find_bad_policy(counts: Array, cells: Array) -> BadRow | None:
+    """Return the first cell of a policy that is not above the cell before it; None if all ascend.
+
+    Args:
+        counts: Number of cells of each policy, uint16 (k,).
+        cells: The cells of all policies, uint16 (sum of ``counts``,).
+    """
+    if len(cells) < 2:
+        return None
+    follows = cells[1:] > cells[:-1]
+    firsts = np.cumsum(counts[:-1], dtype=np.int64)
+    follows[firsts[(firsts > 0) & (firsts < len(cells))] - 1] = True
+    if follows.all():
+        return None
+    row = 1 + int(np.flatnonzero(~follows)[0])
+    return BadRow(row, f"cell {cells[row]} after {cells[row - 1]}", "ascending cells within each policy")
+
+
 def are_blocks_valid(name: str, blocks: Sequence[Array], board_size: int, rows: int) -> bool:
     """Return whether the values of one field are valid in all of several blocks.
 
@@ -229,22 +295,32 @@ class _Range(NamedTuple):
 
     low: int
     high: float
-    null: int | None = None
+    null: float | None = None
 
 
+_LARGEST_FLOAT32: Final = float(np.finfo(np.float32).max)
 _RANGES: Final = {
     "game_id": _Range(0, _MAX_ID, NO_GAME),
     "player_to_move": _Range(0, RED),
-    "policy": _Range(0, float(np.finfo(np.float32).max)),
+    "policy": _Range(0, _LARGEST_FLOAT32),
+    "policy_probability": _Range(0, _LARGEST_FLOAT32),
     "position_id": _Range(0, _MAX_ID),
+    "root_value": _Range(0, 1, np.nan),
     "value": _Range(0, 1),
     "value_sample_tier": _Range(0, MAX_TIER, NO_TIER),
+    "visits": _Range(0, np.iinfo(np.int32).max, NO_VISITS),
+    "weight": _Range(0, _LARGEST_FLOAT32, np.nan),
 }
-"""Allowed values by field. ``position_in_game`` and ``total_positions`` allow every value of their type."""
+"""Allowed values by field. ``position_in_game``, ``total_positions`` and extra columns allow every value of
+their type."""
 
 
 def _range_of(name: str, n: int) -> _Range | None:
     """Return the allowed values of a field; None for the board and for fields that allow any value."""
+    if name == "policy_count":
+        return _Range(0, n * n)
+    if name == "policy_cell":
+        return _Range(0, n * n - 1)
     return _Range(0, n * n - 1, NO_MOVE) if name == "move" else _RANGES.get(name)
 
 
@@ -256,12 +332,15 @@ def _are_valid(name: str, values: Array, n: int) -> bool:
     if allowed is None:
         return True
     low, high = allowed.low, allowed.high
+    if allowed.null is not None and np.isnan(allowed.null):
+        # fmin and fmax ignore NaN, unless all values are NaN.
+        return not (np.fmin.reduce(values) < low or np.fmax.reduce(values) > high)
     if (
         allowed.null is not None and allowed.null > 0
     ):  # null is the highest number of the type: adding 1 wraps it to 0, so one comparison is enough
         return bool((values + values.dtype.type(1)).max() <= high + 1)
     if allowed.null is not None:
-        low = min(low, allowed.null)
+        low = min(low, int(allowed.null))
     return bool(values.min() >= low and values.max() <= high)  # both are False for NaN
 
 
@@ -275,7 +354,7 @@ def _find_invalid(name: str, values: Array, n: int) -> BoolArray:
     assert allowed is not None
     right = (values >= allowed.low) & (values <= allowed.high)
     if allowed.null is not None:
-        right |= values == allowed.null
+        right |= np.isnan(values) if np.isnan(allowed.null) else values == allowed.null
     wrong: BoolArray = np.logical_not(right.reshape(len(right), -1).all(axis=1))
     return wrong
 
@@ -292,7 +371,9 @@ def _explain(name: str, value: Any, n: int) -> tuple[str, str]:
         return f"{value[cell]} for cell {cell}", "finite numbers from 0 up"
     allowed = _range_of(name, n)
     assert allowed is not None
-    null = "" if allowed.null is None else f", or {allowed.null} for none"
+    null = (
+        "" if allowed.null is None else f", or {'NaN' if np.isnan(allowed.null) else allowed.null} for none"
+    )
     return str(value), f"a number from {allowed.low} to {allowed.high}{null}"
 
 

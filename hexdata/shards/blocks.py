@@ -5,7 +5,7 @@ Reads and writes no files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,28 +13,48 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.errors import StoreError
-from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes, board_size_of
+from hexdata.policy import SparsePolicies
+from hexdata.schema import (
+    NO_GAME,
+    NO_MOVE,
+    NO_PLY,
+    NO_TIER,
+    NO_VISITS,
+    SCHEMA_VERSION,
+    board_bytes,
+    board_size_of,
+    is_target,
+    target_type,
+)
 from hexdata.shards.manifest import FieldSpec
 
 __all__ = [
     "POLICY_FIELDS",
     "SENTINELS",
+    "SPARSE_FIELDS",
     "Block",
     "block_fields",
     "block_length",
+    "block_to_members",
     "block_to_policy",
     "columns_to_block",
+    "fields_of_members",
     "join_blocks",
+    "members_of_fields",
+    "members_to_block",
+    "members_to_policies",
+    "null_of",
     "row_fields",
     "slice_rows",
     "take_rows",
 ]
 
 Block = dict[str, npt.NDArray[Any]]
-"""A block of n positions: one array per field of :func:`block_fields`, with n as its leading dimension.
+"""A block of n positions: one array per field, with n as its leading dimension.
 
 Two fields differ: ``policy`` (k, cells) holds the k dense policies of the block, and ``policy_row`` (k,) the
-rows that have one, in ascending order.
+rows that have one, in ascending order. In shards a block has the members of :func:`block_fields`, in which
+policies are sparse; :func:`block_to_members` and :func:`members_to_block` convert them.
 """
 
 SENTINELS: Final[Mapping[str, int]] = {
@@ -46,15 +66,33 @@ SENTINELS: Final[Mapping[str, int]] = {
 }
 """Value that represents null, by field."""
 POLICY_FIELDS: Final = ("policy", "policy_row")
-"""Fields with one entry per dense policy of the block, not one per position."""
+"""Fields with one entry per dense policy of the block, not one per position. They are also the members of
+dense policies in shards of schema version 1."""
+SPARSE_FIELDS: Final = ("policy_row", "policy_count", "policy_cell", "policy_probability")
+"""Members of policies in shards. The first two have one entry per policy, the others one per cell of a policy
+whose probability is not 0."""
+_NO_ROW_FIELDS: Final = frozenset((*POLICY_FIELDS, *SPARSE_FIELDS))
+_MEMBER_DTYPES: Final = {pa.float32(): "<f4", pa.float64(): "<f8", pa.int32(): "<i4"}
 
 
-def block_fields(board_size: int, with_policy: bool) -> dict[str, FieldSpec]:
-    """Return the fields of every block of a split by name.
+def null_of(name: str) -> float:
+    """Return the number that represents null in a field that may be null: one of ``SENTINELS``, or NaN."""
+    return SENTINELS.get(name, NO_VISITS if name == "visits" else np.nan)
+
+
+def block_fields(
+    board_size: int,
+    with_policy: bool,
+    targets: Sequence[str] = (),
+    schema_version: int = SCHEMA_VERSION,
+) -> dict[str, FieldSpec]:
+    """Return the members of every block of a split by name.
 
     Args:
         board_size: Cells along an edge.
-        with_policy: Whether the split contains any dense policy, which adds ``POLICY_FIELDS``.
+        with_policy: Whether the split contains any dense policy, which adds ``SPARSE_FIELDS``.
+        targets: Optional columns of the store, as listed in its manifest. Default: none.
+        schema_version: Version of the shards. Policies of version 1 are dense: they add ``POLICY_FIELDS``.
     """
     fields = {
         "board": FieldSpec("|u1", (board_bytes(board_size),)),
@@ -67,10 +105,37 @@ def block_fields(board_size: int, with_policy: bool) -> dict[str, FieldSpec]:
         "value": FieldSpec("<f4", ()),
         "value_sample_tier": FieldSpec("|u1", ()),
     }
+    fields |= {name: FieldSpec(_MEMBER_DTYPES[target_type(name)], ()) for name in sorted(targets)}
     if with_policy:
-        fields["policy"] = FieldSpec("<f4", (board_size * board_size,))
         fields["policy_row"] = FieldSpec("<u4", ())
+        if schema_version == 1:
+            fields["policy"] = FieldSpec("<f4", (board_size * board_size,))
+        else:
+            fields["policy_count"] = FieldSpec("<u2", ())
+            fields["policy_cell"] = FieldSpec("<u2", ())
+            fields["policy_probability"] = FieldSpec("<f4", ())
     return fields
+
+
+def fields_of_members(members: Collection[str]) -> list[str]:
+    """Return the sorted fields of the blocks that are made of these members."""
+    fields = set(members)
+    if "policy_cell" in fields:
+        fields = fields - set(SPARSE_FIELDS) | set(POLICY_FIELDS)
+    return sorted(fields)
+
+
+def members_of_fields(fields: Collection[str], stored: Collection[str]) -> list[str]:
+    """Return the sorted members of shards from which fields of blocks are made.
+
+    Args:
+        fields: Names of the fields.
+        stored: Names of all members.
+    """
+    needed = set(fields)
+    if "policy" in needed and "policy" not in stored:
+        needed = needed - {"policy"} | set(SPARSE_FIELDS)
+    return sorted(needed)
 
 
 def block_length(block: Mapping[str, npt.NDArray[Any]]) -> int:
@@ -79,7 +144,7 @@ def block_length(block: Mapping[str, npt.NDArray[Any]]) -> int:
     Raises:
         ValueError: The fields differ in length.
     """
-    lengths = {len(array) for name, array in block.items() if name not in POLICY_FIELDS}
+    lengths = {len(array) for name, array in block.items() if name not in _NO_ROW_FIELDS}
     if len(lengths) != 1:
         raise ValueError(f"the fields of a block have different lengths: {sorted(lengths)}")
     return lengths.pop()
@@ -90,7 +155,7 @@ def block_length(block: Mapping[str, npt.NDArray[Any]]) -> int:
 
 def row_fields(block: Block) -> list[str]:
     """Return the sorted names of the fields with one row per position."""
-    return sorted(block.keys() - set(POLICY_FIELDS))
+    return sorted(block.keys() - _NO_ROW_FIELDS)
 
 
 def take_rows(block: Block, rows: npt.NDArray[np.integer[Any]]) -> Block:
@@ -161,31 +226,40 @@ def _add_policies(block: Block, policies: npt.NDArray[Any], rows: npt.NDArray[An
 # --- Arrow tables and policies ------------------------------------------------------------------------
 
 
-def columns_to_block(table: pa.Table | pa.RecordBatch, with_policy: bool) -> Block:
-    """Convert rows of ``schema.positions_schema`` into one block. Nulls become the values in ``SENTINELS``.
+def columns_to_block(
+    table: pa.Table | pa.RecordBatch, with_policy: bool, targets: Sequence[str] = ()
+) -> Block:
+    """Convert rows of ``schema.positions_schema`` into one block. Nulls become the numbers of
+    :func:`null_of`.
 
     Args:
-        table: The rows.
+        table: The rows. Policies may also be dense lists, as in stores of schema version 1.
         with_policy: Whether the block gets the fields ``policy`` and ``policy_row``.
+        targets: Optional columns that the block gets. All numbers are null if the table lacks the column.
+            Default: none.
 
     Raises:
-        StoreError: A column without a sentinel contains nulls, or the length of a dense policy is not the
-            number of cells.
+        StoreError: A column that may not be null contains nulls, or a policy is not valid.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     board_size = board_size_of(table.schema.field("board").type.byte_width)
     block: Block = {}
-    for name, spec in block_fields(board_size, with_policy=False).items():
+    for name, spec in block_fields(board_size, with_policy=False, targets=targets).items():
+        if is_target(name) and name not in table.column_names:
+            block[name] = np.full(table.num_rows, null_of(name), spec.dtype)
+            continue
         column = table.column(name)
-        if name in SENTINELS:
-            column = column.fill_null(SENTINELS[name])
+        if name in SENTINELS or is_target(name):
+            column = column.fill_null(null_of(name)) if column.null_count else column
         elif column.null_count:
             raise StoreError(f"column {name} contains {column.null_count} nulls", expected="none")
         values = _binary_to_bytes(column) if name == "board" else column.to_numpy()
         block[name] = values.astype(spec.dtype, copy=False)
     if with_policy:
-        block |= _dense_policies(table.column("policy"), board_size * board_size)
+        rows, policies = SparsePolicies.from_arrow(table.column("policy"), board_size**2)
+        block["policy"] = policies.to_dense(board_size**2)
+        block["policy_row"] = rows.astype("<u4")
     return block
 
 
@@ -201,31 +275,39 @@ def _binary_to_bytes(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
     return joined.reshape(-1, width)
 
 
-def _dense_policies(column: pa.ChunkedArray, cells: int) -> Block:
-    rows = np.flatnonzero(column.is_valid().to_numpy())
-    dense = column.drop_null()
-    lengths = dense.combine_chunks().value_lengths().to_numpy()
-    if (lengths != cells).any():
-        wrong = int(np.flatnonzero(lengths != cells)[0])
-        raise StoreError(
-            "a dense policy does not cover the board",
-            record=f"row {rows[wrong]}",
-            found=f"{lengths[wrong]} numbers",
-            expected=cells,
-        )
-    numbers = dense.combine_chunks().flatten()
-    if numbers.null_count:
-        wrong = int(np.flatnonzero(numbers.is_null().to_numpy(zero_copy_only=False))[0])
-        raise StoreError(
-            "a dense policy contains a null",
-            record=f"row {rows[wrong // cells]}",
-            found=f"null for cell {wrong % cells}",
-            expected="a number",
-        )
-    return {
-        "policy": numbers.to_numpy().astype("<f4", copy=False).reshape(-1, cells),
-        "policy_row": rows.astype("<u4"),
+def block_to_members(block: Block) -> Block:
+    """Return the members of a block in shards: those of :func:`block_fields`, with sparse policies."""
+    if "policy" not in block:
+        return block
+    policies = SparsePolicies.from_dense(block["policy"])
+    return {name: block[name] for name in row_fields(block)} | {
+        "policy_row": block["policy_row"],
+        "policy_count": np.diff(policies.starts).astype("<u2"),
+        "policy_cell": policies.cells,
+        "policy_probability": policies.probabilities,
     }
+
+
+def members_to_block(members: Block, cells: int) -> Block:
+    """Return the block of members read from a shard, which ``check_block`` has accepted.
+
+    Args:
+        members: The members. Dense policies, as in shards of schema version 1, remain as they are.
+        cells: Number of cells of the board.
+    """
+    if "policy_cell" not in members:
+        return members
+    return {name: members[name] for name in row_fields(members)} | {
+        "policy": members_to_policies(members).to_dense(cells),
+        "policy_row": members["policy_row"],
+    }
+
+
+def members_to_policies(members: Mapping[str, npt.NDArray[Any]]) -> SparsePolicies:
+    """Return the sparse policies of members; ``policy_row`` has the row of each."""
+    starts = np.zeros(len(members["policy_count"]) + 1, np.int64)
+    np.cumsum(members["policy_count"], out=starts[1:])
+    return SparsePolicies(starts, members["policy_cell"], members["policy_probability"])
 
 
 def block_to_policy(block: Mapping[str, npt.NDArray[Any]], cells: int) -> npt.NDArray[np.float32]:

@@ -18,11 +18,21 @@ import numpy.typing as npt
 
 from hexdata.errors import BudgetError, FormatError, StoreError
 from hexdata.progress import SILENT, Progress
-from hexdata.shards.block_check import are_blocks_valid, check_field
-from hexdata.shards.blocks import POLICY_FIELDS
+from hexdata.shards.block_check import (
+    are_blocks_valid,
+    check_field,
+    check_policies,
+    find_bad_policy,
+    invalid_values_error,
+)
 from hexdata.shards.cache import CachedSource
 from hexdata.shards.manifest import FieldSpec, ShardEntry, ShardManifest
-from hexdata.shards.member_check import BlockEntry, block_entry, manifest_mismatch_error
+from hexdata.shards.member_check import (
+    BlockEntry,
+    block_entry,
+    has_own_length,
+    manifest_mismatch_error,
+)
 from hexdata.shards.options import Check, OnError
 from hexdata.shards.sources import FolderSource, ShardFile, altered_shard_error, missing_file_error
 from hexdata.shards.tar_members import (
@@ -142,16 +152,16 @@ class LocalShard:
         return self.source.open_to_map(self.entry, digest=digest)
 
     def stored_rows(self, name: str, block: int) -> int:
-        """Return the number of rows of a field in a block.
+        """Return the number of rows of a member in a block.
 
         Args:
-            name: Name of the field.
+            name: Name of the member.
             block: Index of the block in the shard.
 
         Raises:
-            FormatError: For the fields of dense policies, the headers are not those of the field.
+            FormatError: For the members of policies, the headers are not those of the member.
         """
-        if name in POLICY_FIELDS:
+        if has_own_length(name):
             return self._header(name, self._block(block)).shape[0]
         return min(self.block_size, self.entry.positions - block * self.block_size)
 
@@ -178,10 +188,10 @@ class LocalShard:
             check_end(data[end : end + MAX_END_BYTES], len(data) - end, len(data), self.address)
 
     def check_values(self, name: str, blocks: Sequence[int]) -> None:
-        """Check the values of a field in several blocks. Their headers must have been checked.
+        """Check the values of a member in several blocks. Their headers must have been checked.
 
         Args:
-            name: Name of the field.
+            name: Name of the member. For ``policy_count``, the number of cells is checked too.
             blocks: Indices of the blocks in the shard.
 
         Raises:
@@ -192,11 +202,33 @@ class LocalShard:
             part = blocks[start : start + together]
             arrays = [self._values(name, block) for block in part]
             rows = self.stored_rows("board", part[-1])  # the last block may have fewer than the others
-            if len(part) > 1 and are_blocks_valid(name, arrays, self.board_size, rows):
+            if name == "policy_count":
+                for block, counts in zip(part, arrays, strict=True):
+                    self._check_count(block, counts)
+            if len(part) > 1 and self._are_valid(name, part, arrays, rows):
                 continue
             for block, array in zip(part, arrays, strict=True):
                 entry = self._block(block)
                 check_field(name, array, self.board_size, entry.rows, self.address, entry.member_name(name))
+                if name == "policy_cell":
+                    counts = self._values("policy_count", block)
+                    check_policies(counts, array, self.address, entry.key)
+
+    def _are_valid(self, name: str, blocks: Sequence[int], arrays: Sequence[Array], rows: int) -> bool:
+        """Return whether the values of a member are valid in all of several blocks."""
+        if not are_blocks_valid(name, arrays, self.board_size, rows):
+            return False
+        if name != "policy_cell":
+            return True
+        counts = np.concatenate([self._values("policy_count", block) for block in blocks])
+        return find_bad_policy(counts, np.concatenate(arrays)) is None
+
+    def _check_count(self, block: int, counts: Array) -> None:
+        """Check that the policies of a block have as many cells as it contains."""
+        cells, total = self.stored_rows("policy_cell", block), int(counts.sum(dtype=np.int64))
+        if total != cells:
+            name = self._block(block).member_name("policy_count")
+            raise invalid_values_error(self.address, name, f"{total} cells in total", f"{cells}")
 
     def _block(self, block: int) -> BlockEntry:
         return block_entry(self.address, self.entry, block, self.first_key, self.block_size)
@@ -218,7 +250,7 @@ class LocalShard:
                 self.address, block.member_name(name), found, "a member within the shard"
             )
         headers = data[headers_start:begin]
-        if name not in POLICY_FIELDS:  # comparing with the expected bytes is faster than parsing
+        if not has_own_length(name):  # comparing with the expected bytes is faster than parsing
             shape = (block.rows, *spec.shape)
             size = math.prod(shape) * int(spec.dtype[2])
             if begin + size <= len(data) and headers == member_headers(block.key, name, spec.dtype, shape):

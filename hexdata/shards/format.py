@@ -15,7 +15,7 @@ import numpy.typing as npt
 from hexdata.board import pack_boards, unpack_boards
 from hexdata.schema import board_size_of
 from hexdata.shards.block_check import invalid_values_error
-from hexdata.shards.blocks import Block, block_length, block_to_policy
+from hexdata.shards.blocks import Block, block_length, block_to_members, block_to_policy
 from hexdata.shards.manifest import ShardEntry
 from hexdata.shards.tar_members import MemberReader, archive_end, broken_shard_error, member_headers
 from hexdata.storage import AnyPath, as_path, storage_of
@@ -30,7 +30,7 @@ __all__ = [
 
 _MAX_BYTES: Final = 1 << 30
 """Maximum size of one block or sample in bytes. A sparse file can claim any size."""
-_MAX_MEMBERS: Final = 32
+_MAX_MEMBERS: Final = 64
 """Maximum number of members of one block or sample."""
 
 
@@ -77,8 +77,10 @@ class ShardWriter:
         self._file = file
         self._last_key = -1
 
-    def write_block(self, key: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    def write_block(self, key: int, arrays: Block) -> None:
         """Append one block.
+
+        Dense policies are written as sparse ones.
 
         Args:
             key: Number of the block, ascending over the whole split.
@@ -91,9 +93,10 @@ class ShardWriter:
         if key <= self._last_key:
             raise ValueError(f"block keys must ascend: {key} cannot follow {self._last_key}")
         rows = block_length(arrays)
-        if self.blocks and arrays.keys() != self.offsets.keys():
-            raise ValueError(f"block {key} has the fields {sorted(arrays)}, not {sorted(self.offsets)}")
-        for name, offset in self._write_members(f"{key:06d}", arrays):
+        members = block_to_members(arrays)
+        if self.blocks and members.keys() != self.offsets.keys():
+            raise ValueError(f"block {key} has the members {sorted(members)}, not {sorted(self.offsets)}")
+        for name, offset in self._write_members(f"{key:06d}", members):
             self.offsets.setdefault(name, []).append(offset)
         self._last_key = key
         self.positions += rows
@@ -153,7 +156,8 @@ def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block]]:
         path: The shard.
 
     Yields:
-        (key, arrays by field) of each block or sample. The arrays are read-only.
+        (key, arrays by member) of each block or sample. The arrays are read-only. Policies of blocks are
+        sparse, except in shards of schema version 1; ``members_to_block`` makes them dense.
 
     Raises:
         FormatError: The shard is truncated or altered; names the shard, and the member or the byte. Blocks

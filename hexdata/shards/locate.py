@@ -11,7 +11,8 @@ from typing import Final
 
 from hexdata.checks import check_location
 from hexdata.errors import ConfigError, StoreError
-from hexdata.shards.blocks import block_fields
+from hexdata.schema import is_target
+from hexdata.shards.blocks import block_fields, fields_of_members
 from hexdata.shards.cache import CachedSource, ShardCache
 from hexdata.shards.command import CommandSource
 from hexdata.shards.http import HttpSource
@@ -128,7 +129,7 @@ def load_manifest(source: ShardSource) -> ShardManifest:
 
 
 def check_split(manifest: ShardManifest, split: str, location: str) -> list[str]:
-    """Check that a split can be loaded, and return the fields of its blocks.
+    """Check that a split can be loaded, and return the sorted fields of its blocks, with dense policies.
 
     Args:
         manifest: The shard manifest.
@@ -152,7 +153,12 @@ def check_split(manifest: ShardManifest, split: str, location: str) -> list[str]
     shards = manifest.splits[split]
     if not shards:
         return []
-    known = block_fields(manifest.board_size, with_policy="policy" in shards[0].offsets)
+    known = block_fields(
+        manifest.board_size,
+        with_policy="policy_row" in shards[0].offsets,
+        targets=[name for name in manifest.fields if is_target(name)],
+        schema_version=manifest.schema_version,
+    )
     for shard in shards:
         if shard.offsets.keys() != known.keys():
             record = f"fields of {shard.name}"
@@ -160,7 +166,7 @@ def check_split(manifest: ShardManifest, split: str, location: str) -> list[str]
     for name, spec in known.items():
         if manifest.fields.get(name) != spec:
             raise _wrong_fields_error(location, f"field {name}", manifest.fields.get(name), spec)
-    return sorted(known)
+    return fields_of_members(known)
 
 
 def _wrong_fields_error(location: str, record: str, found: object, expected: object) -> StoreError:

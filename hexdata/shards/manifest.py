@@ -51,7 +51,11 @@ LAYOUTS: Final = ("blocks", "samples")
 REPAIR_HINT: Final = "Run `hexdata verify`, then `hexdata export` again."
 """What to do about a shard that does not match its manifest."""
 
-_FieldName = Annotated[str, Matching("^[a-z][a-z0-9_]{0,31}$", "the name of a field")]
+READABLE_VERSIONS: Final = (1, SCHEMA_VERSION)
+"""Versions of the position schema whose shards can be read."""
+_FieldName = Annotated[
+    str, Matching(r"^(?:[a-z][a-z0-9_]{0,31}|extra\.[A-Za-z_][A-Za-z0-9_]{0,62})$", "the name of a field")
+]
 _Size = Annotated[int, Within(1, 1 << 40)]
 
 
@@ -108,7 +112,7 @@ class ShardManifest:
         seed: Seed of the shuffle.
         fields: The fields of the blocks by name.
         splits: The shards of each split, in order.
-        schema_version: Version of the position schema.
+        schema_version: Version of the position schema. Policies are dense in version 1, and sparse since.
         order_version: Version of the shuffle order.
 
     Raises:
@@ -294,14 +298,14 @@ def _check_identity(facts: object, path: str | AnyPath) -> None:
     """
     if not isinstance(facts, dict) or not {"version", "digest", "block_size"} <= facts.keys():
         raise StoreError("not a shard manifest", path=path, hint="Run `hexdata export` first.")
-    for name, known in (("version", MANIFEST_VERSION), ("schema_version", SCHEMA_VERSION)):
-        if facts.get(name) != known:
+    for name, known in (("version", (MANIFEST_VERSION,)), ("schema_version", READABLE_VERSIONS)):
+        if facts.get(name) not in known:
             hint = "Use the hexdata that wrote the shards, or export them again with this one."
             raise StoreError(
                 f"the shards have another {name}",
                 path=path,
                 found=shortened(repr(facts.get(name))),
-                expected=known,
+                expected=" or ".join(map(str, known)),
                 hint=hint,
             )
     stated = facts["digest"]

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
+from hexdata.policy import SparsePolicies
 from hexdata.progress import SILENT, Progress
-from hexdata.shards.block_check import find_bad_row
+from hexdata.shards.block_check import find_bad_policy, find_bad_row
 from hexdata.shards.blocks import POLICY_FIELDS, Block
 from hexdata.shards.files import LocalShard, MappableSource, open_shards, row_bytes
 from hexdata.shards.manifest import FieldSpec, ShardManifest
@@ -35,35 +36,43 @@ _CHECKED_PER_ROW: Final = 8
 
 A larger number delays the first batches; a smaller one checks more rows twice.
 """
-_CHECKED_AS_BLOCKS: Final = ("position_id", "policy_row")
-"""Fields whose values are valid or not depending on other values of the block."""
+_CHECKED_AS_BLOCKS: Final = ("position_id", "policy_row", "policy_count")
+"""Members whose values are valid or not depending on other values of the block."""
 
 
 class GatheredRows:
     """Rows that were read together, in the order in which they were requested."""
 
-    def __init__(self, fields: Block, policy_slots: Int64Array | None) -> None:
+    def __init__(
+        self,
+        fields: Block,
+        policy_slots: Int64Array | None = None,
+        policies: Array | SparsePolicies | None = None,
+        cells: int = 0,
+    ) -> None:
         """Create the rows.
 
         Args:
-            fields: The fields of the rows.
-            policy_slots: Index of each row in ``fields["policy"]``, -1 for none; None if policies are not
-                read.
+            fields: The fields of the rows, without policies.
+            policy_slots: Index of each row in ``policies``, -1 for none; None if policies are not read.
+            policies: The policies: float32 (k, cells), or sparse.
+            cells: Number of cells of the board.
         """
         self._fields = fields
         self._policy_slots = policy_slots
+        self._policies = policies
+        self._cells = cells
 
     def take(self, start: int, stop: int) -> Block:
         """Return copies of rows [start, stop)."""
-        block = {
-            name: array[start:stop].copy()
-            for name, array in self._fields.items()
-            if name not in POLICY_FIELDS
-        }
-        if self._policy_slots is not None:
+        block = {name: array[start:stop].copy() for name, array in self._fields.items()}
+        if self._policy_slots is not None and self._policies is not None:
             slots = self._policy_slots[start:stop]
             rows = np.flatnonzero(slots != _NO_POLICY)
-            block["policy"] = self._fields["policy"].take(slots[rows], axis=0)
+            if isinstance(self._policies, SparsePolicies):
+                block["policy"] = self._policies.take(slots[rows]).to_dense(self._cells)
+            else:
+                block["policy"] = self._policies.take(slots[rows], axis=0)
             block["policy_row"] = rows.astype(np.uint32)
         return block
 
@@ -93,8 +102,28 @@ class _MappedBytes(NamedTuple):
     starts: Int64Array
 
 
+class _SparseIndex(NamedTuple):
+    """Sparse policies of one shard, by row of the shard.
+
+    Attributes:
+        has_policy: Whether each row has a policy, (rows,).
+        items: Number of policy cells of the rows before each row, and of all rows, (rows + 1,).
+        starts: For each block, the index of its first policy cell in the view of ``policy_cell`` minus the
+            number of policy cells of the blocks before it.
+        shifts: For each block, the index of its first probability minus that of its first policy cell, each
+            in its view.
+    """
+
+    has_policy: npt.NDArray[np.bool_]
+    items: Array
+    starts: Int64Array
+    shifts: Int64Array
+
+
 class _DensePolicies(NamedTuple):
-    """Dense policies of one shard. Policy i of the shard is at byte ``starts[block] + i * width``.
+    """Dense policies of one shard of schema version 1.
+
+    Policy i of the shard is at byte ``starts[block] + i * width``.
 
     Attributes:
         rows: The rows of the shard with a dense policy, ascending.
@@ -178,6 +207,7 @@ class MappedShards:
         self._headers_checked = np.zeros(int(self._first_blocks[-1]), np.bool_)
         self._open_fields: dict[str, _MappedField] = {}
         self._dense: dict[int, _DensePolicies] = {}
+        self._sparse: dict[int, _SparseIndex | None] = {}
         self._bytes: _MappedBytes | None = None
         self._read_ahead: ReadAhead | None = None
 
@@ -188,6 +218,7 @@ class MappedShards:
             **self.__dict__,
             "_open_fields": {},
             "_dense": {},
+            "_sparse": {},
             "_bytes": None,
             "_headers_checked": unchecked,
         }
@@ -212,7 +243,8 @@ class MappedShards:
 
     def bytes_per_row(self, members: Sequence[str]) -> int:
         """Return the size of these fields of one row in bytes, including a dense policy."""
-        return sum(row_bytes(self._fields[name]) for name in members)
+        fields = {"policy": FieldSpec("<f4", (self._board_size**2,)), **self._fields}
+        return sum(row_bytes(fields[name]) for name in members)
 
     def gather(self, rows: Int64Array, members: Sequence[str]) -> GatheredRows:
         """Read fields of any rows.
@@ -232,10 +264,14 @@ class MappedShards:
         locations = self._locate(rows)
         self._check_headers(locations.blocks)
         fields = {name: self._gather_field(name, locations) for name in members if name not in POLICY_FIELDS}
-        slots = None
-        if "policy" in members:
-            slots, fields["policy"] = self._gather_policies(locations)
-        return GatheredRows(fields, slots)
+        if "policy" not in members:
+            return GatheredRows(fields)
+        policies: Array | SparsePolicies
+        if "policy" in self._fields:
+            slots, policies = self._gather_dense(locations)
+        else:
+            slots, policies = self._gather_sparse(locations)
+        return GatheredRows(fields, slots, policies, self._board_size**2)
 
     def take(self, rows: Int64Array, members: Sequence[str]) -> Block:
         """Return fields of rows (B,) as one block, in the order given; raises as :meth:`gather` does."""
@@ -256,7 +292,7 @@ class MappedShards:
             first = int(self._first_blocks[number])
             blocks = np.arange(first, first + shard.entry.blocks)
             self._check_headers(blocks)
-            scanned: Block = {"policy_row": self._dense_of(number).rows}
+            scanned: Block = {"policy_row": self._rows_with_policy(number)}
             for name in members:
                 field = self._field(name)
                 self._check_values(name, _select_unchecked(field.checked, blocks))
@@ -266,6 +302,13 @@ class MappedShards:
                 ]
                 scanned[name] = np.concatenate(parts)
             yield scanned
+
+    def _rows_with_policy(self, number: int) -> Array:
+        """Return the rows of a shard with a policy that is not one-hot, ascending."""
+        if "policy" in self._fields:
+            return self._dense_of(number).rows
+        index = self._sparse_of(number)
+        return np.empty(0, np.int64) if index is None else np.flatnonzero(index.has_policy)
 
     # --- rows and checks ------------------------------------------------------------------------------
 
@@ -323,17 +366,46 @@ class MappedShards:
         Raises:
             FormatError: As for :func:`check_field` of the block, so that it is the error of stream mode.
         """
-        checked = self._field(name).checked
-        unchecked = _select_unchecked(checked, blocks)
-        if name not in _CHECKED_AS_BLOCKS:
-            unchecked = unchecked[: -(-_CHECKED_PER_ROW * len(values) // self._block_size)]
-        self._check_values(name, unchecked)
-        if not len(unchecked) or checked.all():
+        checked = self._check_some_blocks(name, blocks, len(values))
+        if checked is None:
             return
         left = np.flatnonzero(~checked[blocks])
         bad = find_bad_row(name, values[left], self._board_size)
         if bad is not None:
             self._check_values(name, blocks[left[bad.row]].reshape(1))
+
+    def _check_some_blocks(self, name: str, blocks: Int64Array, rows: int) -> npt.NDArray[np.bool_] | None:
+        """Check a limited number of whole blocks from which rows were read.
+
+        Returns:
+            Which blocks of the split are checked; None if these blocks are all checked.
+        """
+        checked = self._field(name).checked
+        unchecked = _select_unchecked(checked, blocks)
+        if name not in _CHECKED_AS_BLOCKS:
+            unchecked = unchecked[: -(-_CHECKED_PER_ROW * rows // self._block_size)]
+        self._check_values(name, unchecked)
+        return None if not len(unchecked) or checked.all() else checked
+
+    def _check_policies(self, policies: SparsePolicies, blocks: Int64Array) -> None:
+        """Check sparse policies that were read from these blocks, like :meth:`_check_rows`.
+
+        Raises:
+            FormatError: As for :func:`check_field` and :func:`check_policies` of the block.
+        """
+        for name in ("policy_cell", "policy_probability"):
+            checked = self._check_some_blocks(name, blocks, len(blocks))
+            if checked is None:
+                continue
+            left = np.flatnonzero(~checked[blocks])
+            part = policies.take(left)
+            values = part.cells if name == "policy_cell" else part.probabilities
+            bad = find_bad_row(name, values, self._board_size)
+            if bad is None and name == "policy_cell":
+                bad = find_bad_policy(np.diff(part.starts), part.cells)
+            if bad is not None:
+                policy = int(np.searchsorted(part.starts, bad.row, side="right")) - 1
+                self._check_values(name, blocks[left[policy]].reshape(1))
 
     # --- reading --------------------------------------------------------------------------------------
 
@@ -345,18 +417,98 @@ class MappedShards:
         self._check_rows(name, rows, locations.blocks)
         return rows
 
-    def _gather_policies(self, locations: _Locations) -> tuple[Int64Array, Array]:
+    def _gather_sparse(self, locations: _Locations) -> tuple[Int64Array, SparsePolicies]:
+        """Return the index of each row in the policies, -1 for none, and the policies in that order."""
+        count = len(locations.blocks)
+        first, length, shift = np.zeros((3, count), np.int64)
+        has_policy = np.zeros(count, np.bool_)
+        for shard, part in self._parts_of_shards(locations):
+            index = self._sparse_of(shard)
+            if index is None:
+                continue
+            blocks = locations.blocks[part] - self._first_blocks[shard]
+            rows = blocks * self._block_size + locations.rows_in_block[part]
+            items = index.items[rows].astype(np.int64)
+            length[part] = index.items[rows + 1] - items
+            first[part] = index.starts[blocks] + items
+            shift[part] = index.shifts[blocks]
+            has_policy[part] = index.has_policy[rows]
+        slots = np.where(has_policy, np.cumsum(has_policy) - 1, _NO_POLICY)
+        chosen = np.flatnonzero(has_policy)
+        policies = self._take_items(first[chosen], length[chosen], shift[chosen])
+        self._check_policies(policies, locations.blocks[chosen])
+        return slots, policies
+
+    def _take_items(self, first: Int64Array, length: Int64Array, shift: Int64Array) -> SparsePolicies:
+        """Return copies of policies.
+
+        Args:
+            first: Index of the first cell of each policy in the view of ``policy_cell``, (k,).
+            length: Number of cells of each policy, (k,).
+            shift: What to add to the index of a cell to get that of its probability, (k,).
+        """
+        cell, probability = self._field("policy_cell"), self._field("policy_probability")
+        starts = np.zeros(len(first) + 1, np.int64)
+        np.cumsum(length, out=starts[1:])
+        cells = np.empty(starts[-1], cell.dtype)
+        probabilities = np.empty(starts[-1], probability.dtype)
+        for row in range(0, len(first), _TOUCHED_ROWS):
+            own = slice(row, row + _TOUCHED_ROWS)
+            begin, end = starts[row], starts[min(row + _TOUCHED_ROWS, len(first))]
+            items = np.repeat(first[own] - starts[:-1][own], length[own]) + np.arange(begin, end)
+            cell.view.take(items, mode="clip", out=cells[begin:end])
+            items += np.repeat(shift[own], length[own])
+            probability.view.take(items, mode="clip", out=probabilities[begin:end])
+        return SparsePolicies(starts, cells, probabilities)
+
+    def _sparse_of(self, number: int) -> _SparseIndex | None:
+        """Return the index of the policies of a shard, which the first call makes; None if it has none."""
+        if number not in self._sparse:
+            self._sparse[number] = self._find_sparse(number)
+        return self._sparse[number]
+
+    def _find_sparse(self, number: int) -> _SparseIndex | None:
+        shard, first = self._shards[number], int(self._first_blocks[number])
+        if "policy_row" not in shard.entry.offsets:
+            return None
+        blocks = np.arange(first, first + shard.entry.blocks)
+        self._check_headers(blocks)
+        for name in ("policy_row", "policy_count"):
+            self._check_values(name, blocks)
+        rows, counts = self._field("policy_row"), self._field("policy_count")
+        has_policy = np.zeros(shard.entry.positions, np.bool_)
+        items = np.zeros(shard.entry.positions + 1, np.int64)
+        for block, (row, count) in enumerate(
+            zip(rows.starts[blocks].tolist(), counts.starts[blocks].tolist(), strict=True)
+        ):
+            length = shard.stored_rows("policy_row", block)
+            own = rows.view[row : row + length].astype(np.int64) + block * self._block_size
+            has_policy[own] = True
+            items[own + 1] = counts.view[count : count + length]
+        np.cumsum(items, out=items)
+        cells = self._field("policy_cell").starts[blocks]
+        return _SparseIndex(
+            has_policy,
+            items.astype(np.uint32) if items[-1] < 1 << 32 else items,
+            cells - items[: shard.entry.positions : self._block_size],
+            self._field("policy_probability").starts[blocks] - cells,
+        )
+
+    def _parts_of_shards(self, locations: _Locations) -> Iterator[tuple[int, Int64Array]]:
+        """Yield each shard of the locations, with the indices of its locations."""
+        shards = self._shard_of_block[locations.blocks]
+        order = np.argsort(shards, kind="stable")
+        for part in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
+            if len(part):
+                yield int(shards[part[0]]), part
+
+    def _gather_dense(self, locations: _Locations) -> tuple[Int64Array, Array]:
         """Return the index of each row in the policies, -1 for none, and the policies."""
         field = self._field("policy")
         slots = np.full(len(locations.blocks), _NO_POLICY, np.int64)
         starts: list[Int64Array] = [np.empty(0, np.int64)]
         count = 0
-        shards = self._shard_of_block[locations.blocks]
-        order = np.argsort(shards, kind="stable")
-        for part in np.split(order, np.flatnonzero(np.diff(shards[order])) + 1):
-            if not len(part):
-                continue
-            shard = int(shards[part[0]])
+        for shard, part in self._parts_of_shards(locations):
             dense = self._dense_of(shard)
             if not len(dense.rows):
                 continue

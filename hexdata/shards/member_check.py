@@ -6,14 +6,30 @@ import operator
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from hexdata.board import MAX_SIZE
 from hexdata.errors import FormatError, Reason
-from hexdata.shards.blocks import POLICY_FIELDS
 from hexdata.shards.manifest import REPAIR_HINT, FieldSpec, ShardEntry
 from hexdata.shards.tar_members import HEADER_BYTES, MemberHeader
 
-__all__ = ["BlockEntry", "block_entry", "manifest_mismatch_error"]
+__all__ = ["BlockEntry", "block_entry", "has_own_length", "manifest_mismatch_error"]
 
 _begin: Final = operator.attrgetter("begin")
+_MOST_PER_ROW: Final = {
+    **dict.fromkeys(("policy", "policy_row", "policy_count"), 1),
+    **dict.fromkeys(("policy_cell", "policy_probability"), MAX_SIZE**2),
+}
+"""Maximum number of entries per position of members whose length differs from the number of positions."""
+_EQUAL_LENGTHS: Final = (
+    ("policy", "policy_row", "policies"),
+    ("policy_count", "policy_row", "policies"),
+    ("policy_probability", "policy_cell", "probabilities"),
+)
+"""Pairs of members of equal length, and what the first contains."""
+
+
+def has_own_length(name: str) -> bool:
+    """Return whether the length of a member differs from the number of positions of its block."""
+    return name in _MOST_PER_ROW
 
 
 def manifest_mismatch_error(path: str, record: str, found: object, expected: object) -> FormatError:
@@ -80,21 +96,23 @@ class BlockEntry(NamedTuple):
                 f"{header.name}, whose numbers begin at byte {header.begin}",
                 f"{name}, whose numbers begin at byte {offset}",
             )
-        is_dense = field in POLICY_FIELDS
-        rows = header.shape[0] if is_dense and header.shape and header.shape[0] <= self.rows else self.rows
+        own_length = has_own_length(field)
+        rows = self.rows * _MOST_PER_ROW.get(field, 1)
+        if own_length and header.shape and header.shape[0] <= rows:
+            rows = header.shape[0]
         if header.dtype != spec.dtype or header.shape != (rows, *spec.shape):
             found = f"{header.dtype} of shape {header.shape}"
-            expected = f"{spec.dtype} of shape {(rows, *spec.shape)}{', at most' if is_dense else ''}"
+            expected = f"{spec.dtype} of shape {(rows, *spec.shape)}{', at most' if own_length else ''}"
             raise manifest_mismatch_error(self.path, name, found, expected)
 
     def check_layout(self, headers: Mapping[str, MemberHeader]) -> None:
-        """Check that there are no gaps between members, and as many policies as policy rows.
+        """Check that there are no gaps between members, and that the lengths of policies agree.
 
         Args:
             headers: The headers of all members of the block, by field.
 
         Raises:
-            FormatError: There is a gap, or the numbers of policies and policy rows differ.
+            FormatError: There is a gap, or the lengths of members differ that must be equal.
         """
         offset = self.start if self.number else 0
         for header in sorted(headers.values(), key=_begin):
@@ -105,10 +123,11 @@ class BlockEntry(NamedTuple):
         if self.number + 1 < self.shard.blocks and offset != self.stop:
             found, expected = f"an end at byte {offset}", f"byte {self.stop}"
             raise manifest_mismatch_error(self.path, f"block {self.key}", found, expected)
-        counts = [headers[name].shape[0] for name in POLICY_FIELDS if name in headers]
-        if len(set(counts)) > 1:
-            found, expected = f"{counts[0]} policies", f"{counts[1]}, the length of its policy_row"
-            raise manifest_mismatch_error(self.path, self.member_name("policy"), found, expected)
+        for name, other, what in _EQUAL_LENGTHS:
+            if name in headers and other in headers and headers[name].shape[0] != headers[other].shape[0]:
+                found = f"{headers[name].shape[0]} {what}"
+                expected = f"{headers[other].shape[0]}, the length of its {other}"
+                raise manifest_mismatch_error(self.path, self.member_name(name), found, expected)
 
     def _start_of(self, index: int) -> int:
         return min(offsets[index] for offsets in self.shard.offsets.values()) - HEADER_BYTES

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from hexdata.errors import StoreError
 from hexdata.formats.legacy.dialect import DIALECT_KEY
-from hexdata.schema import board_size_of
+from hexdata.schema import NO_VISITS, board_size_of, is_target
 from hexdata.shards.block_check import BadRow, find_bad_row
 from hexdata.shards.blocks import SENTINELS, columns_to_block
 
@@ -24,24 +24,24 @@ def find_bad_position(rows: pa.Table | pa.RecordBatch, *, texts: bool = True) ->
     """Return the first invalid value of the first invalid field; None if all values are valid.
 
     Args:
-        rows: Rows of ``positions_schema``; ``winner`` may be text instead of a dictionary.
-        texts: Whether to check ``extra`` too, for which each distinct text is parsed. Default True.
+        rows: Rows of ``positions_schema``, with any targets; ``winner`` may be text instead of a dictionary.
+        texts: Whether to check ``metadata`` too, for which each distinct text is parsed. Default True.
     """
     size = board_size_of(rows.schema.field("board").type.byte_width)
-    for name, null in SENTINELS.items():
+    targets = [name for name in rows.schema.names if is_target(name)]
+    for name, null in (*SENTINELS.items(), *(("visits", NO_VISITS) for name in targets if name == "visits")):
         column = rows.column(name)
         if pc.max(column).as_py() == null if null > 0 else pc.min(column).as_py() == null:
             row = pc.index(column, pa.scalar(null, column.type)).as_py()
             return BadRow(row, f"{name} {null}", "null, for which shards have that number")
-    policies = rows.column("policy")
-    if isinstance(policies, pa.ChunkedArray):
-        policies = policies.combine_chunks()
-    if policies.flatten().null_count:
-        row = next(i for i, policy in enumerate(policies) if policy.is_valid and policy.values.null_count)
-        return BadRow(row, "a policy with a null", "numbers")
+    for name in targets:
+        column = rows.column(name)
+        if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+            row = pc.index(pc.is_nan(column), pa.scalar(True)).as_py()
+            return BadRow(row, f"{name} NaN", "null, for which shards have NaN")
     with_policy = rows.column("policy").null_count < rows.num_rows
     try:
-        block = columns_to_block(rows, with_policy)
+        block = columns_to_block(rows, with_policy, targets)
     except StoreError as error:
         row = int(str(error.record).removeprefix("row ")) if error.record else 0
         return BadRow(row, f"{error.reason}: {error.found}", str(error.expected))
@@ -53,14 +53,14 @@ def find_bad_position(rows: pa.Table | pa.RecordBatch, *, texts: bool = True) ->
     for row, winner in _known(rows, "winner"):
         if winner not in _WINNERS:
             return BadRow(row, f"winner {winner!r}", "BLUE, RED or null")
-    for row, extra in _known(rows, "extra") if texts else ():
+    for row, text in _known(rows, "metadata") if texts else ():
         try:
-            content = json.loads(extra)
+            content = json.loads(text)
             fine = isinstance(content, dict) and isinstance(content.get(DIALECT_KEY, {}), dict)
         except (ValueError, RecursionError):
             fine = False
         if not fine:
-            return BadRow(row, f"extra {extra[:80]!r}", "a JSON object or null")
+            return BadRow(row, f"metadata {text[:80]!r}", "a JSON object or null")
     return None
 
 

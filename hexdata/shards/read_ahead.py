@@ -33,6 +33,8 @@ _SAMPLES: Final = 512
 """Number of bytes sampled to find whether shards are in the page cache: at most one per shard, or per MB."""
 _SHARE_OF_MEMORY: Final = 0.8
 """Largest share of the available memory that shards may fill."""
+_POLICIES: Final = ("policy", "policy_cell", "policy_probability")
+"""Members of policies that are large. The others are needed to find which positions have one."""
 _POLL_SECONDS: Final = 0.1
 
 _Parts: TypeAlias = list[tuple[int, int]]
@@ -66,7 +68,7 @@ class ReadAhead:
 
     Args:
         shards: The shards, in the order to read them.
-        members: Names of the needed fields. Only dense policies are large enough to be left out.
+        members: Names of the needed fields. Only policies are large enough to be left out.
         progress: Receives the bytes read while :meth:`wait` waits, but not in other processes (default: no
             reports).
 
@@ -138,14 +140,16 @@ class ReadAhead:
 
 
 def _needed_parts(shard: LocalShard, members: Sequence[str]) -> _Parts:
-    """Return the parts of a shard to read: all of it, or all except the dense policies."""
+    """Return the parts of a shard to read: all of it, or all except the policies."""
     entry = shard.entry
-    if "policy" in members or "policy" not in entry.offsets:
+    left_out = () if "policy" in members else [name for name in _POLICIES if name in entry.offsets]
+    if not left_out:
         return [(0, entry.bytes)]
     starts = sorted({entry.bytes, *itertools.chain.from_iterable(entry.offsets.values())})
     parts, first = [], 0
-    for start in entry.offsets["policy"]:
-        parts.append((first, start))
+    for start in sorted(itertools.chain.from_iterable(entry.offsets[name] for name in left_out)):
+        if first < start:
+            parts.append((first, start))
         first = starts[bisect.bisect_right(starts, start)] - HEADER_BYTES
     return [*parts, (first, entry.bytes)]
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from hexdata.errors import StoreError
 from hexdata.shards.block_check import check_block
-from hexdata.shards.blocks import Block
-from hexdata.shards.manifest import ShardEntry, ShardManifest
+from hexdata.shards.blocks import Block, members_of_fields, members_to_block
+from hexdata.shards.manifest import FieldSpec, ShardEntry, ShardManifest
 from hexdata.shards.member_check import BlockEntry, block_entry, manifest_mismatch_error
 from hexdata.shards.sources import ByteRange, ByteStream, FolderSource, ShardSource, discard_bytes
 from hexdata.shards.tar_members import MemberHeader, MemberReader
@@ -35,7 +35,7 @@ class BlockReader:
 
     Attributes:
         shards: Manifest entries of the shards of the split.
-        specs: The fields that are read, by name.
+        specs: The fields that are read, by name. Policies are dense, whatever their members are.
         block_size: Positions per block.
     """
 
@@ -49,7 +49,11 @@ class BlockReader:
         digests: bool = False,
     ) -> None:
         self.shards = manifest.splits[split]
-        self.specs = {name: manifest.fields[name] for name in members}
+        cells = manifest.board_size**2
+        dense = {"policy": FieldSpec("<f4", (cells,))}
+        self.specs = {name: (dense | dict(manifest.fields))[name] for name in members}
+        self._members = frozenset(members_of_fields(members, manifest.fields))
+        self._cells = cells
         self.block_size = manifest.block_size
         self._board_size = manifest.board_size
         self._fields = manifest.fields
@@ -99,7 +103,7 @@ class BlockReader:
                 arrays = self._read_block(members, block)
                 if first <= block.number < stop:
                     self._check(arrays, block)
-                    yield arrays
+                    yield members_to_block(arrays, self._cells)
             if (header := members.next_header()) is not None:
                 found = f"a member {header.name}"
                 raise manifest_mismatch_error(address, "end of the shard", found, "the end of the archive")
@@ -108,7 +112,7 @@ class BlockReader:
             raise manifest_mismatch_error(address, "sha256", digest, entry.sha256)
 
     def _read_block(self, members: MemberReader, block: BlockEntry) -> Block:
-        """Read the members of one block and return the fields of ``specs``."""
+        """Read the members of one block and return those that are needed."""
         arrays: Block = {}
         headers: dict[str, MemberHeader] = {}
         for field in block.fields_in_order():
@@ -119,7 +123,7 @@ class BlockReader:
                 raise manifest_mismatch_error(block.path, name, found, expected)
             block.check_header(field, header, self._fields[field])
             headers[field] = header
-            if field in self.specs:
+            if field in self._members:
                 arrays[field] = members.read_array()
             else:
                 members.skip()
@@ -133,7 +137,7 @@ class BlockReader:
             block.key,
             board_size=self._board_size,
             rows=block.rows,
-            members=self.specs.keys(),
+            members=self._members,
         )
 
 

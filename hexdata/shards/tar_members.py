@@ -37,7 +37,7 @@ __all__ = [
 _NPY_HEADER_BYTES: Final = 128
 HEADER_BYTES: Final = tarfile.BLOCKSIZE + _NPY_HEADER_BYTES
 """Bytes of a member's tar header and npy header together. The numbers follow them."""
-_NAME: Final = re.compile(rb"([0-9]{6,18})\.([a-z_]{1,40})\.npy\0*")
+_NAME: Final = re.compile(rb"([0-9]{6,18})\.([a-z_]{1,40}|extra\.[A-Za-z_][A-Za-z0-9_]{0,62})\.npy\0*")
 _SIZE: Final = re.compile(rb"([0-7]{11})[\0 ]")
 _CHECKSUM: Final = re.compile(rb"([0-7]{6,7})[\0 ]{1,2}")
 _NPY: Final = re.compile(
@@ -163,7 +163,7 @@ def parse_npy_header(header: bytes) -> tuple[str, tuple[int, ...]]:
         raise ValueError(f"the npy header {header[:_NPY_HEADER_BYTES]!r}")
     dtype = match[1].decode("ascii")
     shape = tuple(int(length) for length in re.findall(rb"[0-9]+", match[2]))
-    if dtype[1:] not in ("u1", "u2", "u4", "i8", "f4") or npy_header(dtype, shape) != header:
+    if dtype[1:] not in ("u1", "u2", "u4", "i4", "i8", "f4", "f8") or npy_header(dtype, shape) != header:
         raise ValueError(f"the npy header {header!r}")
     return dtype, shape
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from hexdata.errors import StoreError
 from hexdata.schema import is_target
 from hexdata.shards.block_check import check_block
-from hexdata.shards.blocks import Block
+from hexdata.shards.blocks import Block, members_to_block
 from hexdata.shards.format import read_blocks, samples_to_block
 from hexdata.show.position import Position
 from hexdata.storage import AnyPath
@@ -39,10 +39,10 @@ def read_shard_position(path: str | AnyPath, number: int) -> Position:
     for key, arrays in read_blocks(path):
         is_sample = "move" in arrays and arrays["move"].ndim == 0
         block = samples_to_block([(key, arrays)], path) if is_sample else arrays
-        check_block(block, path, key)
+        size = check_block(block, path, key)
         rows = len(block["move"])
         if first <= number < first + rows:
-            return _position(block, number - first)
+            return _position(members_to_block(block, size * size), number - first)
         first += rows
     raise StoreError(
         "the shard has no such position",

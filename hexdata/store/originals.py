@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.errors import StoreError
-from hexdata.schema import GAME_FORMATS, games_schema, positions_schema, raw_schema, sources_schema
+from hexdata.schema import games_schema, is_legacy_format, positions_schema, raw_schema, sources_schema
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.parquet import ParquetRows, open_parquet, read_parquet, read_rows
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 PICKLE_SUFFIX: Final = ".pkl.gz"
-_RAW_SUFFIX: Final = re.compile(r"\.(trmph|hexworld|h?sgf)(\.gz)?$")
+_RAW_SUFFIX: Final = re.compile(r"\.(trmph|hexworld|h?sgf|pkl|pickle)(\.gz)?$")
 
 KEPT_PREFIX: Final = "hexdata:"
 """Prefix of the keys in ``metadata`` that hold original values which the columns cannot represent.
@@ -105,8 +105,8 @@ class Original:
 
     @property
     def is_raw(self) -> bool:
-        """True if the source file contains games instead of training examples."""
-        return self.format in GAME_FORMATS
+        """True if the source file contains no legacy examples, so it is written back as dict examples."""
+        return self.format != "unknown" and not is_legacy_format(self.format)
 
     @property
     def continues(self) -> Continued | None:

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.errors import BudgetError, HexdataError, InputError, VerifyError
-from hexdata.formats import BATCH_ROWS, FilePart, SourceReader, open_source
+from hexdata.formats import BATCH_ROWS, FilePart, SizeSelectingReader, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
+from hexdata.formats.legacy.dialect import DIALECT_KEY
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import POLICY_TYPE
 from hexdata.storage import AnyPath, add_path_to_disk_full, as_path, prefix_of, storage_of
@@ -153,6 +154,7 @@ def _check(
                     board_size=source.board_size or 0,
                     dialect=source.dialect,
                     header={} if source.is_raw else source.header,
+                    all_metadata=source.is_raw,
                     level=_FAST,
                 )
             with _open_original(path, source) as original, open_source(written) as returned:
@@ -174,7 +176,10 @@ def _open_original(path: AnyPath, source: Original) -> SourceReader:
         part = FilePart(source.continues.bytes, source.bytes, source.board_size)
     elif source.is_raw and storage_of(path).size() != source.bytes:
         part = FilePart(0, source.bytes)
-    return open_source(path, salvage=True, part=part)
+    reader = open_source(path, salvage=True, part=part)
+    if isinstance(reader, SizeSelectingReader) and source.board_size is not None:
+        reader.select_board_size(source.board_size)
+    return reader
 
 
 def _compare_exported(store: Store, source: Original, path: AnyPath, exported: AnyPath) -> None:
@@ -227,8 +232,8 @@ def _rejected(store: Store, source: Original) -> dict[int, str]:
 def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) -> Iterator[pa.RecordBatch]:
     """Yield the positions of a file that the store did not reject, with the schema ``raw_schema``.
 
-    ``origin`` is a column of strings instead of a dictionary. ``end_reason`` and ``swap`` are missing, since
-    a pickle does not contain them.
+    ``origin`` is a column of strings instead of a dictionary. ``end_reason``, ``swap`` and the targets are
+    missing, since a pickle does not contain them.
 
     Raises:
         VerifyError: the reader rejects a record that the store accepted or rejected for another reason.
@@ -248,8 +253,34 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
         if positions.num_rows:
             origin = positions.schema.get_field_index("origin")
             positions = positions.set_column(origin, "origin", positions.column(origin).cast(pa.string()))
-            positions = positions.drop_columns(["end_reason", "swap"])
+            positions = positions.drop_columns(["end_reason", "swap", *reader.targets])
+            if source.is_raw:
+                positions = _comparable(positions)
             yield with_file_idx(positions, source.source_id)
+
+
+def _comparable(positions: pa.RecordBatch) -> pa.RecordBatch:
+    """Return positions of a source without legacy examples in the form that dict examples can represent.
+
+    A dict example has either a move or a policy, so positions with a policy have no move. Spellings of the
+    dict examples are removed from ``metadata``.
+    """
+    index = positions.schema.get_field_index("move")
+    move = positions.column(index)
+    moves = pc.if_else(positions.column("policy").is_valid(), pa.nulls(len(move), move.type), move)
+    encoded = positions.column("metadata").dictionary_encode()
+    texts = [_without_spellings(text) for text in encoded.dictionary.to_pylist()]
+    metadata = pa.array(texts, pa.string()).take(encoded.indices)
+    positions = positions.set_column(index, "move", moves)
+    return positions.set_column(positions.schema.get_field_index("metadata"), "metadata", metadata)
+
+
+def _without_spellings(text: str) -> str | None:
+    """Return metadata without the key for spellings; None if no other key remains."""
+    if DIALECT_KEY not in text:
+        return text
+    values = {key: value for key, value in json.loads(text).items() if key != DIALECT_KEY}
+    return json.dumps(values, separators=(",", ":")) if values else None
 
 
 def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:

@@ -11,7 +11,7 @@ from hexdata.errors import VerifyError
 from hexdata.progress import Progress
 from hexdata.schema import positions_schema
 from hexdata.shards.block_check import check_block
-from hexdata.shards.blocks import Block, block_fields, columns_to_block
+from hexdata.shards.blocks import Block, block_fields, block_to_members, columns_to_block
 from hexdata.shards.format import block_samples, read_blocks_with_offsets
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.store import Store
@@ -53,7 +53,7 @@ def check_shards(store: Store, progress: Progress) -> str:
             path=folder,
             found={name: value for name, value in stated.items() if lineage.get(name) != value} or stated,
         )
-    schema = positions_schema(manifest.board_size)
+    schema = positions_schema(manifest.board_size, store.manifest.targets)
     fields: set[str] = set()
     progress.begin("compare shards", export["positions"], "positions")
     for split, shards in manifest.splits.items():
@@ -61,12 +61,14 @@ def check_shards(store: Store, progress: Progress) -> str:
         sizes = tuple(((store.path / name).resolve(), f.rows) for name, f in files.items())
         start = 0
         for shard in shards:
-            rows = ParquetRows(sizes, start, start + shard.positions)
+            rows = ParquetRows(sizes, start, start + shard.positions, store.manifest.schema_version)
             size = manifest.block_size if manifest.layout == "blocks" else 1
             tables = regroup(read_rows(rows, schema), schema, size)
             fields |= _compare(store, progress, shard, start // manifest.block_size, tables, manifest)
             start += shard.positions
-    if manifest.fields != block_fields(manifest.board_size, "policy" in fields):
+    with_policy = not fields.isdisjoint(("policy", "policy_row"))
+    targets, version = store.manifest.targets, manifest.schema_version
+    if manifest.fields != block_fields(manifest.board_size, with_policy, targets, version):
         raise VerifyError("the shard manifest lists wrong fields", path=folder, found=list(manifest.fields))
     count = sum(len(shards) for shards in manifest.splits.values())
     return f"{count:,} shards contain the shuffled positions in the same order, with equal fields"
@@ -109,11 +111,14 @@ def _compare(
     sample = manifest.layout.removesuffix("s")
     for number, table in enumerate(tables):
         key, found, offsets = next(blocks, ("", {}, {}))
-        expected = columns_to_block(table, "policy" in found or _has_policy(table))
+        with_policy = "policy_row" in found or "policy" in found or _has_policy(table)
+        expected = columns_to_block(table, with_policy, store.manifest.targets)
         name = f"{first + number:06d}"
         if manifest.layout == "samples":
             ((position_id, expected),) = block_samples(expected)
             name = f"{position_id:09d}"
+        elif manifest.schema_version > 1:
+            expected = block_to_members(expected)
         record = f"{sample} {name}"
         if manifest.layout == "blocks" and found:
             check_block(found, path, key, board_size=manifest.board_size, rows=table.num_rows)

@@ -21,7 +21,7 @@ from hexdata.errors import ConfigError
 from hexdata.fill import boards_to_fill
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes
-from hexdata.shards.blocks import block_fields
+from hexdata.shards.blocks import block_fields, fields_of_members
 
 Arrays = dict[str, np.ndarray]
 SEED, EPOCH = 11, 4
@@ -48,7 +48,7 @@ def block_of(n: int, size: int, seed: int, dense: bool) -> Arrays:
         rows = np.flatnonzero(rng.random(size) < 0.4).astype(np.uint32)
         block["policy_row"] = rows
         block["policy"] = rng.random((len(rows), n * n)).astype(np.float32)
-    assert block.keys() == block_fields(n, with_policy=dense).keys()
+    assert block.keys() == set(fields_of_members(block_fields(n, with_policy=dense)))
     return block
 
 
@@ -267,9 +267,9 @@ def test_the_block_is_not_modified() -> None:
     ],
 )
 def test_required_members_lists_only_the_needed_members(options: BatchOptions, members: set[str]) -> None:
-    dense = block_fields(5, with_policy=True)
+    dense = fields_of_members(block_fields(5, with_policy=True))
     assert required_members(options, dense) == sorted(members)
-    one_hot = block_fields(5, with_policy=False)
+    one_hot = fields_of_members(block_fields(5, with_policy=False))
     assert required_members(options, one_hot) == sorted(members - {"policy", "policy_row"})
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 
 import pytest
+
+from hexdata.verify import check_round_trip
 
 V2_VARIANTS = (
     "v2-enums-2025-09-08",
@@ -81,13 +84,21 @@ def test_a_shuffled_file_without_ids_keeps_its_positions(real_store):
     assert real_store.table("positions").slice(0, 5)["game_id"].null_count == 5
 
 
-def test_a_foreign_layout_is_rejected_as_a_file_by_its_reason(real_data, convert):
-    store = convert(real_data / "foreign", max_reject_rate=1.0)
-    (row,) = store.rows("rejected")
-    assert (row["source_id"], row["record"], row["reason"]) == (0, None, "unknown-layout")
-    assert "games" in row["detail"]
-    assert store.result.positions == 0
-    assert list(store.result.failed_files) == ["foreign/selfplay_games.pkl.gz"]
+def test_a_pickle_of_self_play_games_is_converted(real_data, convert):
+    store = convert(real_data / "foreign")
+    (source,) = store.rows("sources")
+    assert (source["format"], source["positions"], source["games"]) == ("selfplay-games", 356, 5)
+    assert source["model"].endswith("/epoch2_mini16.pt.gz")
+    assert (source["temperature"], source["date"]) == (1.0, date(2025, 7, 29))
+    assert "5 games are outputs of the network without search" in source["notes"]
+    games = store.games()
+    assert [len(game["moves"]) for game in games] == [62, 63, 60, 76, 90]
+    assert [game["flags"] for game in games] == [[]] * 5
+    assert {game["end_reason"] for game in games} == {"chain"}
+    with_policy = [row["policy"] is not None for row in store.rows("positions")]
+    assert (len(with_policy), sum(with_policy)) == (356, 351)
+    (found,) = check_round_trip(store.path, real_data / "foreign")
+    assert found.ok, found
 
 
 def test_trmph_gives_the_games_of_the_pickles_made_from_it(real_data, real_store, convert):

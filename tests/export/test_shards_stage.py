@@ -16,7 +16,7 @@ from hexdata.board import unpack_boards
 from hexdata.errors import ConfigError, StoreError, StoreLockedError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.progress import Silent
-from hexdata.shards.blocks import block_to_policy, columns_to_block
+from hexdata.shards.blocks import block_to_policy, columns_to_block, members_to_block
 from hexdata.shards.format import read_blocks
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shuffle import ShuffleOptions, shuffle_store
@@ -77,7 +77,7 @@ def test_blocks_hold_the_shuffled_rows_in_their_order(store: Path) -> None:
     for split in result.splits:
         expected = columns_to_block(rows_of(store, split), with_policy=True)
         shards = sorted((store / "shards").glob(f"{split}-*.tar"))
-        blocks = [block for path in shards for _, block in read_blocks(path)]
+        blocks = [members_to_block(block, 25) for path in shards for _, block in read_blocks(path)]
         for name in expected.keys() - {"policy", "policy_row"}:
             np.testing.assert_array_equal(np.concatenate([block[name] for block in blocks]), expected[name])
         found = np.concatenate([block_to_policy(block, 25) for block in blocks])

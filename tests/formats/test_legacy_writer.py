@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from hexdata.board import pack_boards
-from hexdata.errors import FormatError, InputError
+from hexdata.errors import InputError
 from hexdata.formats.legacy import DIALECTS, LegacyReader, write_legacy
 from hexdata.schema import raw_schema
 from tests.legacy_pickles import Player, Winner, assert_same, load_pickle
@@ -197,12 +197,6 @@ def test_real_files_survive_the_round_trip(tmp_path, path):
         header=header,
     )
     assert_same(load_pickle(path), load_pickle(tmp_path / "a"))
-
-
-@real
-def test_the_real_foreign_file_is_refused():
-    with pytest.raises(FormatError, match="self-play file of games"):
-        read(SHARED / "foreign" / "selfplay_games.pkl.gz")
 
 
 class FullDisk(io.BytesIO):

@@ -60,7 +60,8 @@ def test_boards_and_dense_policies_of_blocks_are_unchanged():
     assert by_id(rows_of([block])) == by_id(expected)
     assert (np.diff(block["policy_row"].astype(np.int64)) > 0).all()
     assert {name: (array.dtype.str, array.shape[1:]) for name, array in block.items()} == {
-        name: (spec.dtype, spec.shape) for name, spec in block_fields(N, with_policy=True).items()
+        name: (spec.dtype, spec.shape)
+        for name, spec in block_fields(N, with_policy=True, schema_version=1).items()
     }
 
 

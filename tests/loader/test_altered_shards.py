@@ -14,6 +14,7 @@ from hexdata.loader import Loader
 from hexdata.shards.blocks import Block
 from hexdata.show import read_shard_position
 from tests.altered_shards import alter_blocks, alter_bytes, set_header
+from tests.shard_folder import TARGETS
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards
@@ -23,19 +24,22 @@ POSITIONS = 16
 FIELDS = ("board", "policy", "value", "position_id", "move", "player_to_move", "value_sample_tier", "game_id")
 
 
-def loaded(folder: Path, mode: Any) -> dict[str, list[Any]] | str:
+def loaded(folder: Path, mode: Any, fields: tuple[str, ...]) -> dict[str, Any] | str:
     """Return the arrays that a mode of the loader delivers, or the name of the error."""
     try:
-        batches = list(Loader(folder, mode=mode, shuffle=False, batch_size=16, fields=FIELDS))
+        batches = list(Loader(folder, mode=mode, shuffle=False, batch_size=16, fields=fields))
     except HexdataError as error:
         return type(error).__name__
-    return {name: np.concatenate([batch[name] for batch in batches]).tolist() for name in FIELDS}
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in fields}
 
 
-def outcome(folder: Path) -> str:
+def outcome(folder: Path, fields: tuple[str, ...] = FIELDS) -> str:
     """Read a shard with every reader, check that they agree, and return "refused" or "delivered"."""
-    exact, stream = loaded(folder, "exact"), loaded(folder, "stream")
-    assert exact == stream
+    exact, stream = loaded(folder, "exact", fields), loaded(folder, "stream", fields)
+    if isinstance(exact, str) or isinstance(stream, str):
+        assert exact == stream
+    else:
+        assert all(exact[name].tobytes() == stream[name].tobytes() for name in fields)
     other_readers = 0
     for read in (
         lambda: list(shard_batches(folder / SHARD)),
@@ -48,11 +52,10 @@ def outcome(folder: Path) -> str:
             pass
     if isinstance(exact, str):
         return "refused"
-    values = np.array(exact["value"])
-    assert ((values >= 0) & (values <= 1)).all()
+    assert ((exact["value"] >= 0) & (exact["value"] <= 1)).all()
     assert np.isfinite(exact["policy"]).all()
-    assert (np.array(exact["policy"]) >= 0).all()
-    assert (np.array(exact["board"])[:, :2].sum(axis=1) <= 1).all()
+    assert (exact["policy"] >= 0).all()
+    assert (exact["board"][:, :2].sum(axis=1) <= 1).all()
     assert other_readers == 2, "the loader delivers a shard that other readers refuse"
     return "delivered"
 
@@ -121,9 +124,38 @@ def test_all_readers_refuse_invalid_policy_rows(make_shards: MakeShards, rows: l
     assert outcome(folder) == "refused"
 
 
+@pytest.mark.parametrize(
+    ("member", "values"),
+    [
+        ("policy_cell", [0, 25]),
+        ("policy_cell", [7, 7]),
+        ("policy_count", [0]),
+        ("policy_probability", [float("nan")]),
+        ("root_value", [1.5]),
+        ("visits", [-7]),
+        ("weight", [-1.0]),
+    ],
+)
+def test_all_readers_refuse_invalid_members_of_searches(
+    make_shards: MakeShards, member: str, values: list[float]
+) -> None:
+    folder = make_shards(train=POSITIONS, dense=True, targets=True).path
+
+    def change(blocks: dict[str, Block]) -> dict[str, Block]:
+        blocks["000000"][member][: len(values)] = values
+        return blocks
+
+    alter_blocks(folder, SHARD, change)
+    assert outcome(folder, (*FIELDS, *TARGETS)) == "refused"
+    with pytest.raises(HexdataError):
+        list(shard_batches(folder / SHARD))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_all_readers_agree_on_random_changes(make_shards: MakeShards, seed: int) -> None:
-    folder = make_shards(train=POSITIONS, dense=True).path
+    version, targets = 1 + seed % 2, seed == 3
+    folder = make_shards(train=POSITIONS, dense=True, version=version, targets=targets).path
+    fields = (*FIELDS, *TARGETS) if targets else FIELDS
     original = {path.name: path.read_bytes() for path in folder.iterdir()}
     counts = {"refused": 0, "delivered": 0}
     for case in range(20):
@@ -144,6 +176,6 @@ def test_all_readers_agree_on_random_changes(make_shards: MakeShards, seed: int)
                 return blocks
 
             alter_blocks(folder, SHARD, change)
-        counts[outcome(folder)] += 1
+        counts[outcome(folder, fields)] += 1
     assert counts["refused"]
     assert counts["delivered"]

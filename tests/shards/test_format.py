@@ -19,7 +19,15 @@ import pytest
 from hexdata.board import pack_boards
 from hexdata.errors import FormatError, StoreError
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes, board_size_of, positions_schema
-from hexdata.shards.blocks import Block, block_fields, block_to_policy, columns_to_block
+from hexdata.shards.block_check import check_block
+from hexdata.shards.blocks import (
+    Block,
+    block_fields,
+    block_to_members,
+    block_to_policy,
+    columns_to_block,
+    members_to_block,
+)
 from hexdata.shards.format import ShardWriter, block_samples, read_blocks
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.shards.tar_members import member_headers, npy_header, parse_npy_header
@@ -29,10 +37,14 @@ CELLS = SIZE * SIZE
 WINNERS = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int8()), ["BLUE"])
 
 
-def positions(count: int, first: int = 0) -> pa.Table:
+TARGETS = ("extra.Noise_2", "extra.temperature", "root_value", "visits", "weight")
+
+
+def positions(count: int, first: int = 0, targets: tuple[str, ...] = ()) -> pa.Table:
     """Rows with a null in every nullable column, and a dense policy in every fourth row."""
     rng = np.random.default_rng(first)
-    boards = pack_boards(rng.integers(0, 2, (count, 2, SIZE, SIZE)))
+    cells = rng.integers(0, 3, (count, SIZE, SIZE))
+    boards = pack_boards(np.stack([cells == 1, cells == 2], axis=1))
     ids = np.arange(first, first + count)
     nullable = {
         "game_id": 7,
@@ -46,13 +58,20 @@ def positions(count: int, first: int = 0) -> pa.Table:
     columns |= {
         "position_id": ids,
         "board": [row.tobytes() for row in boards],
-        "policy": policies,
+        "policy": [
+            None if policy is None else [{"cell": c, "probability": p} for c, p in enumerate(policy.tolist())]
+            for policy in policies
+        ],
         "value": (ids % 2).astype(np.float32),
         "player_to_move": (ids % 3 == 0).astype(np.uint8),
         "winner": WINNERS.slice(0, count),
-        "extra": pa.nulls(count, pa.string()),
+        "metadata": pa.nulls(count, pa.string()),
     }
-    schema = positions_schema(SIZE)
+    for number, name in enumerate(targets):
+        columns[name] = [
+            None if i % 3 == number % 3 else (i % 5) / (1 if name == "visits" else 4) for i in ids
+        ]
+    schema = positions_schema(SIZE, targets)
     return pa.table(
         {field.name: pa.array(columns[field.name], field.type) for field in schema}, schema=schema
     )
@@ -67,10 +86,21 @@ def write(blocks: list[Block]) -> tuple[bytes, ShardWriter]:
     return file.getvalue(), writer
 
 
-def blocks_of(*counts: int, with_policy: bool = True) -> list[Block]:
+def blocks_of(*counts: int, with_policy: bool = True, targets: tuple[str, ...] = ()) -> list[Block]:
     firsts = np.cumsum([0, *counts]).tolist()
-    tables = [positions(count, first) for count, first in zip(counts, firsts, strict=False)]
-    return [columns_to_block(table, with_policy) for table in tables]
+    tables = [positions(count, first, targets) for count, first in zip(counts, firsts, strict=False)]
+    return [columns_to_block(table, with_policy, targets) for table in tables]
+
+
+def write_members(blocks: list[Block]) -> tuple[bytes, ShardWriter]:
+    """Write blocks with their policies as they are, dense, as shards of schema version 1 have them."""
+    file = io.BytesIO()
+    writer = ShardWriter(file)
+    for key, block in enumerate(blocks):
+        for name, offset in writer._write_members(f"{key:06d}", block):
+            writer.offsets.setdefault(name, []).append(offset)
+    writer.close()
+    return file.getvalue(), writer
 
 
 @pytest.fixture
@@ -87,7 +117,7 @@ def test_columns_become_arrays_with_sentinels_for_nulls() -> None:
     table = positions(10)
     block = columns_to_block(table, with_policy=True)
     assert {name: (array.dtype.str, array.shape[1:]) for name, array in block.items()} == {
-        name: tuple(spec) for name, spec in block_fields(SIZE, with_policy=True).items()
+        name: tuple(spec) for name, spec in block_fields(SIZE, with_policy=True, schema_version=1).items()
     }
     assert block["board"].tobytes() == b"".join(table["board"].to_pylist())
     assert block["move"].tolist() == [NO_MOVE, 11, 11, 11, 11] * 2
@@ -95,7 +125,8 @@ def test_columns_become_arrays_with_sentinels_for_nulls() -> None:
     assert block["value_sample_tier"].tolist() == [NO_TIER, 2, 2, 2, 2] * 2
     assert block["position_in_game"].tolist() == [NO_PLY, 3, 3, 3, 3] * 2
     assert block["policy_row"].tolist() == [0, 4, 8]
-    assert block["policy"].tolist() == table["policy"].drop_null().to_pylist()
+    for policy, cells in zip(block["policy"], table["policy"].drop_null().to_pylist(), strict=True):
+        assert [{"cell": c, "probability": p} for c, p in enumerate(policy.tolist()) if p] == cells
 
 
 def test_sliced_and_chunked_tables_give_the_same_block() -> None:
@@ -123,7 +154,7 @@ def test_a_null_value_and_a_short_policy_raise_an_error() -> None:
     broken = table.set_column(7, "value", pa.array([0.0, None, 1.0, 0.0], pa.float32()))
     with pytest.raises(StoreError, match="column value contains 1 nulls"):
         columns_to_block(broken, with_policy=False)
-    short = pa.array([None, None, [0.5, 0.5], None], pa.list_(pa.float32()))
+    short = pa.array([None, None, [0.5, 0.5], None], pa.list_(pa.float32()))  # schema version 1
     with pytest.raises(StoreError, match="row 2: a dense policy does not cover the board; found 2 numbers"):
         columns_to_block(table.set_column(6, "policy", short), with_policy=True)
 
@@ -140,9 +171,47 @@ def test_blocks_read_equal_blocks_written(shard: Path) -> None:
     read = list(read_blocks(shard))
     assert [key for key, _ in read] == ["000000", "000001", "000002"]
     for (_, block), expected in zip(read, written, strict=True):
-        assert block.keys() == expected.keys()
+        assert block.keys() == block_fields(SIZE, with_policy=True).keys()
+        found = members_to_block(block, CELLS)
         for name in expected:
-            np.testing.assert_array_equal(block[name], expected[name], strict=True)
+            np.testing.assert_array_equal(found[name], expected[name], strict=True)
+
+
+def test_members_of_policies_are_sparse(shard: Path) -> None:
+    _, block = next(read_blocks(shard))
+    (expected,) = blocks_of(16)
+    assert block["policy_row"].tolist() == [0, 4, 8, 12]
+    assert block["policy_count"].tolist() == [np.count_nonzero(policy) for policy in expected["policy"]]
+    cells = [np.flatnonzero(policy) for policy in expected["policy"]]
+    assert block["policy_cell"].tolist() == np.concatenate(cells).tolist()
+    probabilities = [policy[own] for policy, own in zip(expected["policy"], cells, strict=True)]
+    np.testing.assert_array_equal(block["policy_probability"], np.concatenate(probabilities), strict=True)
+
+
+def test_targets_become_members_with_nulls(tmp_path: Path) -> None:
+    table = positions(10, targets=TARGETS)
+    (block,) = blocks_of(10, targets=TARGETS)
+    path = tmp_path / "train-000000.tar"
+    path.write_bytes(write([block])[0])
+    ((key, members),) = read_blocks(path)
+    assert check_block(members, path, key) == SIZE
+    assert members["visits"].tolist() == [-1 if v is None else v for v in table["visits"].to_pylist()]
+    for name, dtype in (("root_value", "<f4"), ("weight", "<f4"), ("extra.temperature", "<f8")):
+        expected = [np.nan if v is None else v for v in table[name].to_pylist()]
+        np.testing.assert_array_equal(members[name], np.array(expected, dtype), strict=True)
+    without = columns_to_block(positions(10), with_policy=True, targets=("visits", "weight"))
+    assert without["visits"].tolist() == [-1] * 10
+    assert np.isnan(without["weight"]).all()
+
+
+def test_shards_of_schema_version_1_have_dense_policies(tmp_path: Path) -> None:
+    (block,) = blocks_of(9)
+    path = tmp_path / "train-000000.tar"
+    path.write_bytes(write_members([block])[0])
+    ((key, members),) = read_blocks(path)
+    assert check_block(members, path, key) == SIZE
+    assert members.keys() == block_fields(SIZE, with_policy=True, schema_version=1).keys()
+    assert all(np.array_equal(members_to_block(members, CELLS)[name], block[name]) for name in block)
 
 
 def test_bytes_are_pinned() -> None:
@@ -171,9 +240,10 @@ def test_tar_headers_contain_no_time_and_no_owner(shard: Path) -> None:
 def test_offsets_are_those_of_the_numbers() -> None:
     blocks = blocks_of(16, 9)
     data, writer = write(blocks)
-    assert writer.offsets.keys() == blocks[0].keys()
+    members = [block_to_members(block) for block in blocks]
+    assert writer.offsets.keys() == members[0].keys()
     for name, offsets in writer.offsets.items():
-        for block, offset in zip(blocks, offsets, strict=True):
+        for block, offset in zip(members, offsets, strict=True):
             assert offset % 64 == 0  # so that a memory map of any dtype is aligned
             assert data[offset : offset + block[name].nbytes] == block[name].tobytes()
     assert (writer.positions, writer.blocks, writer.bytes) == (25, 2, len(data))
@@ -185,7 +255,7 @@ def test_the_writer_rejects_invalid_blocks() -> None:
     writer.write_block(4, block)
     with pytest.raises(ValueError, match="4 cannot follow 4"):
         writer.write_block(4, other)
-    with pytest.raises(ValueError, match="block 5 has the fields"):
+    with pytest.raises(ValueError, match="block 5 has the members"):
         writer.write_block(5, {"board": block["board"]})
     with pytest.raises(ValueError, match=r"different lengths: \[7, 8\]"):
         writer.write_block(5, {**block, "value": block["value"][1:]})
@@ -239,18 +309,22 @@ def test_an_invalid_shape_in_a_header_raises_an_error(shape: str) -> None:
 
 
 def test_webdataset_reads_shards_without_hexdata(shard: Path) -> None:
-    script = """
+    """WebDataset takes the text after the first dot of a name as the field, in lower case."""
+    fields = ("board", "policy_row", "policy_cell", "visits", "extra.noise_2")
+    script = f"""
 import sys, json, webdataset as wds
 samples = list(wds.WebDataset([sys.argv[1]], shardshuffle=False).decode())
 assert "hexdata" not in sys.modules
-print(json.dumps([[s["__key__"], s["board.npy"].tolist(), s["policy_row.npy"].tolist()] for s in samples]))
+print(json.dumps([[s["__key__"], *(s[f + ".npy"].tolist() for f in {fields})] for s in samples]))
 """
+    blocks = [block_to_members(block) for block in blocks_of(16, 16, 9, targets=TARGETS)]
+    shard.write_bytes(write(blocks)[0])
     command = [sys.executable, "-c", script, str(shard)]
     out = subprocess.run(command, check=True, capture_output=True, cwd=shard.parent)
-    assert json.loads(out.stdout) == [
-        [f"{key:06d}", block["board"].tolist(), block["policy_row"].tolist()]
-        for key, block in enumerate(blocks_of(16, 16, 9))
-    ]
+    names = (*fields[:-1], "extra.Noise_2")
+    assert str(json.loads(out.stdout)) == str(
+        [[f"{key:06d}", *(block[name].tolist() for name in names)] for key, block in enumerate(blocks)]
+    )
 
 
 SCRIPT_DATASETS = """
@@ -274,7 +348,7 @@ def read_with_datasets(path: Path) -> list[dict[str, object]]:
 
 def test_hugging_face_datasets_reads_shards(shard: Path) -> None:
     rows = read_with_datasets(shard)
-    for row, block in zip(rows, blocks_of(16, 16, 9), strict=True):
+    for row, block in zip(rows, map(block_to_members, blocks_of(16, 16, 9)), strict=True):
         assert row.keys() == {"__key__", *(f"{name}.npy" for name in block)}
         assert all(row[f"{name}.npy"] == array.tolist() for name, array in block.items())
 

@@ -16,13 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.errors import BudgetError, FormatError, StoreError
-from hexdata.shards.blocks import block_to_policy
+from hexdata.shards.blocks import SPARSE_FIELDS, Block, block_to_policy
 from hexdata.shards.files import LocalShard
 from hexdata.shards.format import read_blocks
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.mapped import MappedShards
 from hexdata.shards.sources import FolderSource
-from tests.altered_shards import rename_member, set_header
+from tests.altered_shards import alter_blocks, rename_member, set_header
+from tests.shard_folder import TARGETS
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -40,6 +41,12 @@ SCALARS = (
 ALL = ("board", *SCALARS)
 DENSE = (*ALL, "policy", "policy_row")
 CELLS = 25
+KINDS = ("exported", "dense", "uneven", "version 1", "targets")
+
+
+def members_of(kind: str) -> tuple[str, ...]:
+    """Return the fields to read of the shards of a kind."""
+    return ALL if kind == "exported" else (*DENSE, *TARGETS) if kind == "targets" else DENSE
 
 
 def mapped(folder: ShardFolder, split: str = "train", **options: Any) -> MappedShards:
@@ -49,7 +56,7 @@ def mapped(folder: ShardFolder, split: str = "train", **options: Any) -> MappedS
 def check(folder: ShardFolder, block: dict[str, np.ndarray], rows: list[int]) -> None:
     """Compare a block with the rows of the arrays that were written."""
     source = folder.splits["train"]
-    for name in ALL:
+    for name in (*ALL, *(name for name in TARGETS if name in block)):
         np.testing.assert_array_equal(block[name], source[name][rows], strict=True, err_msg=name)
         assert block[name].flags.writeable
     np.testing.assert_array_equal(block_to_policy(block, CELLS), source["policy"][rows])
@@ -57,7 +64,7 @@ def check(folder: ShardFolder, block: dict[str, np.ndarray], rows: list[int]) ->
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ShardFolder]:
-    """Shards as exported, with dense policies, and with an end inside a block."""
+    """Shards as exported, with policies, with an end inside a block, of version 1, and with targets."""
     from tests.shard_folder import ShardFolder
 
     path = tmp_path_factory.mktemp("folders")
@@ -65,11 +72,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ShardFolder]:
         "exported": ShardFolder(path / "exported", {"train": 134}),
         "dense": ShardFolder(path / "dense", {"train": 134}, dense=True),
         "uneven": ShardFolder(path / "uneven", {"train": 134}, dense=True, cuts=(3, 4, 37, 120)),
+        "version 1": ShardFolder(path / "v1", {"train": 134}, dense=True, cuts=(3, 4, 37, 120), version=1),
+        "targets": ShardFolder(path / "targets", {"train": 134}, dense=True, targets=True),
     }
 
 
 @settings(max_examples=60)
-@pytest.mark.parametrize("kind", ["exported", "dense", "uneven"])
+@pytest.mark.parametrize("kind", KINDS)
 @given(rows=st.lists(st.integers(0, 133), max_size=80))
 def test_rows_equal_the_arrays_that_were_written(
     folders: dict[str, ShardFolder], kind: str, rows: list[int]
@@ -77,20 +86,19 @@ def test_rows_equal_the_arrays_that_were_written(
     folder = folders[kind]
     shards = mapped(folder)
     assert shards.positions == 134
-    members = ALL if kind == "exported" else DENSE
-    check(folder, shards.take(np.array(rows, np.int64), members), rows)
+    check(folder, shards.take(np.array(rows, np.int64), members_of(kind)), rows)
 
 
-@pytest.mark.parametrize("kind", ["exported", "dense", "uneven"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_gathered_rows_can_be_taken_in_any_slices(folders: dict[str, ShardFolder], kind: str) -> None:
     folder = folders[kind]
     rows = np.random.default_rng(3).permutation(134)
-    gathered = mapped(folder).gather(rows, ALL if kind == "exported" else DENSE)
+    gathered = mapped(folder).gather(rows, members_of(kind))
     for start, stop in ((0, 0), (0, 1), (1, 50), (50, 134), (134, 134), (0, 134)):
         check(folder, gathered.take(start, stop), rows[start:stop].tolist())
 
 
-@pytest.mark.parametrize("kind", ["exported", "dense", "uneven"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_scanning_reads_every_shard_in_order(folders: dict[str, ShardFolder], kind: str) -> None:
     folder = folders[kind]
     blocks = list(mapped(folder).scan(SCALARS))
@@ -261,9 +269,49 @@ def test_policies_and_policy_rows_must_have_the_same_length(make_shards: MakeSha
     set_header(altered, offset, 0, b"")
     path.write_bytes(altered)
     with pytest.raises(
-        FormatError, match=r"000001\.policy\.npy: .*found 3 policies; expected 2, the length of"
+        FormatError, match=r"000001\.policy_count\.npy: .*found 3 policies; expected 2, the length of"
     ):
         mapped(folder).take(np.arange(16), DENSE)
+
+
+@pytest.mark.parametrize(
+    ("name", "item", "value", "message"),
+    [
+        ("policy_cell", 20, CELLS, r"policy_cell\.npy row 20: .*found 25; expected a number from 0 to 24"),
+        ("policy_cell", 2, 0, r"policy_cell\.npy row 2: .*found cell 0 after .*ascending cells"),
+        ("policy_probability", 7, -1, r"policy_probability\.npy row 7: .*found -1\.0"),
+        ("policy_probability", 0, np.nan, r"policy_probability\.npy row 0: .*found nan"),
+        ("policy_count", 1, 26, r"policy_count\.npy: .*cells in total"),
+        ("policy_row", 1, 0, r"policy_row\.npy row 1: .*strictly ascending"),
+        ("root_value", 3, 2, r"root_value\.npy row 3: .*found 2\.0; .*0 to 1, or NaN for none"),
+        ("visits", 3, -2, r"visits\.npy row 3: .*found -2"),
+        ("weight", 3, np.inf, r"weight\.npy row 3: .*found inf"),
+    ],
+)
+@pytest.mark.parametrize(("together", "blocks_per_row"), [(3, 8), (134, 8), (3, 1), (10, 1)])
+def test_invalid_members_of_searches_are_found_in_any_order_of_reading(
+    make_shards: MakeShards,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    item: int,
+    value: float,
+    message: str,
+    together: int,
+    blocks_per_row: int,
+) -> None:
+    folder = make_shards(train=134, dense=True, targets=True)
+
+    def change(blocks: dict[str, Block]) -> dict[str, Block]:
+        blocks["000003"][name][item] = value
+        return blocks
+
+    alter_blocks(folder.path, "train-000001.tar", change)
+    shards = mapped(folder)
+    monkeypatch.setattr("hexdata.shards.mapped._CHECKED_PER_ROW", blocks_per_row)
+    order = np.random.default_rng(9).permutation(134)
+    parts = np.split(order, range(together, 134, together))
+    with pytest.raises(FormatError, match="000003." + message):
+        [shards.take(part, (*DENSE, *TARGETS)) for part in parts]
 
 
 def test_offsets_outside_the_shard_raise_an_error(make_shards: MakeShards) -> None:
@@ -339,8 +387,9 @@ def test_values_are_checked_once_in_any_order_of_reading(
         for start in range(0, 134, 2):
             shards.take(order[start : start + 2], DENSE)
         blocks = sum(shard.entry.blocks for shard in shards._shards)
-        assert len(whole) == len(set(whole)) == len(DENSE) * blocks, epoch
-        assert rows_checked < 134 * len(DENSE)
+        members = (*ALL, *SPARSE_FIELDS)
+        assert len(whole) == len(set(whole)) == len(members) * blocks, epoch
+        assert rows_checked < 134 * len(ALL) + 2 * 45 * CELLS
 
 
 def test_shards_may_be_mapped_in_any_order_of_addresses(

@@ -138,12 +138,13 @@ def test_dense_policies_are_left_out_unless_they_are_needed(make_shards: MakeSha
     for shard, parts in partial._parts:
         data = Path(shard.address).read_bytes()
         unread = set(range(len(data))) - {byte for start, stop in parts for byte in range(start, stop)}
-        for block, start in enumerate(shard.entry.offsets["policy"]):
-            size = shard.stored_rows("policy", block) * 100
-            padded = set(range(start, start + size + -(start + size) % 512))
-            assert padded <= unread
-            unread -= padded
-            policies += len(padded)
+        for name, width in (("policy_cell", 2), ("policy_probability", 4)):
+            for block, start in enumerate(shard.entry.offsets[name]):
+                size = shard.stored_rows(name, block) * width
+                padded = set(range(start, start + size + -(start + size) % 512))
+                assert padded <= unread
+                unread -= padded
+                policies += len(padded)
         assert unread == set()
     assert whole.bytes - partial.bytes == policies > 0
 

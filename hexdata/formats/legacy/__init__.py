@@ -2,12 +2,22 @@
 
 ``reader`` reads a file and ``writer`` writes one. ``unpickler`` interprets the opcodes, and ``allowlist``
 lists the names that a pickle may import. ``template`` and ``fastpath`` read runs of similar examples at once.
-``validate`` checks the examples.
+``validate`` checks the examples. ``games`` reads pickles of self-play games.
 """
 
+from hexdata.formats.legacy.games import SelfPlayGamesReader, has_games
 from hexdata.formats.legacy.limits import DEFAULT_LIMITS, LegacyLimits
 from hexdata.formats.legacy.reader import LegacyReader
 from hexdata.formats.legacy.source import looks_like_pickle
 from hexdata.formats.legacy.writer import DIALECTS, write_legacy
 
-__all__ = ["DEFAULT_LIMITS", "DIALECTS", "LegacyLimits", "LegacyReader", "looks_like_pickle", "write_legacy"]
+__all__ = [
+    "DEFAULT_LIMITS",
+    "DIALECTS",
+    "LegacyLimits",
+    "LegacyReader",
+    "SelfPlayGamesReader",
+    "has_games",
+    "looks_like_pickle",
+    "write_legacy",
+]

@@ -17,7 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import FormatError, Reason
-from hexdata.formats.legacy.allowlist import AllowedGlobal, EnumValue, PickledDtype, PickledScalar
+from hexdata.formats.legacy.allowlist import (
+    AllowedGlobal,
+    EnumValue,
+    PickledArray,
+    PickledDtype,
+    PickledScalar,
+)
 from hexdata.formats.legacy.limits import LegacyLimits
 
 __all__ = ["ENTRY_COST", "Memo", "PendingPairs", "is_kept", "is_pair", "mixed_numbers_error"]
@@ -75,10 +81,13 @@ class Memo:
 
     Args:
         limits: Limits of the file.
+        keep_arrays: Whether to keep arrays of finished examples too, as far as ``limits.memo_bytes`` allows.
+            Default False.
     """
 
-    def __init__(self, limits: LegacyLimits) -> None:
+    def __init__(self, limits: LegacyLimits, *, keep_arrays: bool = False) -> None:
         self._limits = limits
+        self._keep_arrays = keep_arrays
         self.next = 0
         """Number of the next object."""
         self.permanent: dict[int, object] = {}
@@ -181,7 +190,7 @@ class Memo:
     def end_example(self) -> None:
         """Drop the objects of the example that just ended, except small objects and pairs of integers."""
         for index, value in self.current.items():
-            if is_kept(value):
+            if is_kept(value) or (self._keep_arrays and type(value) is PickledArray):
                 self._kept[index] = value
                 self._kept_cost += _cost(value)
             elif is_pair(value):
@@ -293,4 +302,5 @@ def _is_immutable(value: object) -> bool:
 
 
 def _cost(value: object) -> int:
-    return ENTRY_COST + (getsizeof(value) if isinstance(value, str) else 0)
+    content = value.payload if isinstance(value, PickledArray) else value
+    return ENTRY_COST + (getsizeof(content) if isinstance(content, str | bytes) else 0)

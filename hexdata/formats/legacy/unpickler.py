@@ -1,7 +1,8 @@
 """A pickle interpreter that runs no code.
 
-The unpickler reads opcodes and builds plain values and placeholders. It returns the items of the list
-``examples`` in batches, while the list is being built. Nothing that the pickle names is imported or called.
+The unpickler reads opcodes and builds plain values and placeholders. It returns the items of one list, such
+as ``examples``, in batches, while the list is being built. Nothing that the pickle names is imported or
+called.
 
 Opcodes are those of Python's ``pickletools``, protocols 0 to 5; opcodes without a handler in
 ``opcodes.HANDLERS`` are refused. No handler is recursive.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from functools import partial
 from sys import getsizeof
@@ -61,7 +62,13 @@ class Event(Enum):
 
 
 class ExamplesPlaceholder:
-    """Placeholder on the stack: for the list of examples, or for a run of examples."""
+    """Placeholder on the stack: for the list of examples, for a run of examples, or for an example that was
+    taken.
+    """
+
+
+_MARKS_OF_EXAMPLES: Final = {"examples": "board", "games": "moves"}
+"""For each top-level key whose list can be returned in batches: a key of each dict in that list."""
 
 
 def irregular_error() -> FormatError:
@@ -80,14 +87,25 @@ class Unpickler(ReadBuffer):
         source: Source of the bytes.
         limits: Limits of the file.
         memo: Memo to use; a new one by default.
+        keys: Top-level keys, of "examples" and "games", whose list is returned in batches: the first one in
+            the pickle.
 
     Attributes:
+        key: The top-level key of the list; None before the list begins.
         items: Examples of the last batch, after ``Event.BATCH``.
         result: The object in the pickle, after ``Event.STOP``.
     """
 
-    def __init__(self, source: ByteSource, limits: LegacyLimits, memo: Memo | None = None) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        limits: LegacyLimits,
+        memo: Memo | None = None,
+        keys: Collection[str] = ("examples",),
+    ) -> None:
         super().__init__(source, limits)
+        self.key: str | None = None
+        self._keys = keys
         self.memo = memo or Memo(limits)
         self.stack: list[Any] = []
         self.marks: list[int] = []
@@ -110,6 +128,7 @@ class Unpickler(ReadBuffer):
         self._numbers_before = 0  # number of memo entries when the last batch ended
         self._examples: ExamplesPlaceholder | None = None
         self._examples_done = False
+        self._mark_key = ""
         self._batch_marks = -1  # number of open marks between two examples of a batch
         self._batch_height = -1  # height of the stack once the current example is complete
         self._event = Event.STOP
@@ -219,25 +238,25 @@ class Unpickler(ReadBuffer):
             self.anchor = -1
 
     def _opens_examples(self) -> bool:
-        """Return whether the list being created is the value of the top-level key "examples"."""
+        """Return whether the list being created is the value of a top-level key in ``keys``."""
         stack = self.stack
         if len(stack) < 2 or len(stack) % 2 or not isinstance(stack[0], dict) or self.marks not in ([], [1]):
             return False
-        if stack[-1] == "games":
+        if stack[-1] == "games" and "games" not in self._keys:
             raise FormatError(
                 "a self-play file of games (moves, policies, values, final_trmph) instead of examples",
                 found='top-level key "games"',
                 expected='"examples"',
-                hint="hexdata does not read this layout. Write its games as .trmph lines.",
+                hint="Open it with hexdata.formats.open_source, which detects the layout.",
             )
-        return bool(stack[-1] == "examples" and self._examples is None)
+        return isinstance(stack[-1], str) and stack[-1] in self._keys and self._examples is None
 
     def _completes_example(self) -> bool:
         """Return whether the top of the stack is a complete example; if so, pause before the next one."""
         if len(self.marks) != self._batch_marks or len(self.stack) != self._batch_height:
             return False
         top = self.stack[-1]
-        if not (len(top) == 3 if isinstance(top, tuple) else isinstance(top, dict) and "board" in top):
+        if not (len(top) == 3 if isinstance(top, tuple) else isinstance(top, dict) and self._mark_key in top):
             return False
         if self.pos >= len(self.buf):
             self.more()
@@ -255,11 +274,29 @@ class Unpickler(ReadBuffer):
         self._batch_marks = -1
         opcodes = self.offset - self._held_from - self.payload
         self.batch_weight = self.payload + self.overhead + max(_OPCODE_WEIGHT * opcodes, self._memo_cost())
+        self._release()
+        self._event = Event.BATCH
+        return True
+
+    def _release(self) -> None:
+        """Count the memory since the last batch from zero again."""
         self._held_from = self.offset
         self._numbers_before = self.memo.next - self.memo.skipped
         self.payload = self.overhead = 0
-        self._event = Event.BATCH
-        return True
+
+    def take_example(self) -> Any:
+        """Return the complete example on the stack before its batch ends, and put a placeholder there.
+
+        Call it after ``Event.BOUNDARY`` if examples are so large that a batch would not fit into the limits.
+
+        Returns:
+            The example; None if the batch has none yet.
+        """
+        if len(self.marks) != self._batch_marks or len(self.stack) != self._batch_height:
+            return None
+        example, self.stack[-1] = self.stack[-1], ExamplesPlaceholder()
+        self._release()
+        return example
 
     def unfinished(self) -> list[Any]:
         """Return the examples of the current batch. The last one may be incomplete."""
@@ -415,6 +452,8 @@ class Unpickler(ReadBuffer):
     def _empty_list(self) -> None:
         self.overhead += _CONTAINER
         if self._opens_examples():
+            self.key = self.stack[-1]
+            self._mark_key = _MARKS_OF_EXAMPLES[self.stack[-1]]
             self._examples = ExamplesPlaceholder()
             self.memo.begin_examples()
             self.stack.append(self._examples)

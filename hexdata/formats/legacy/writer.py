@@ -92,6 +92,7 @@ def write_legacy(
     dialect: str | Mapping[str, object],
     header: Mapping[str, object],
     level: int = 6,
+    all_metadata: bool = False,
 ) -> int:
     """Write a gzipped pickle of protocol 4, without a time stamp.
 
@@ -104,6 +105,8 @@ def write_legacy(
         header: The other top-level keys, as in the header of a reader; ``dialect`` is ignored. Keys that
             follow the examples are read after the last batch, so they may be added until then.
         level: Level of gzip compression, 1 to 9. Default 6.
+        all_metadata: Whether to write all keys of the column ``metadata``, after those of the dialect and in
+            sorted order. Default False: only the keys of the dialect.
 
     Returns:
         The number of examples written.
@@ -115,10 +118,16 @@ def write_legacy(
     if isinstance(target, (str, Path)):
         with Path(target).open("wb") as file:
             return write_legacy(
-                file, batches, board_size=board_size, dialect=dialect, header=header, level=level
+                file,
+                batches,
+                board_size=board_size,
+                dialect=dialect,
+                header=header,
+                level=level,
+                all_metadata=all_metadata,
             )
     spelling = DIALECTS[dialect] if isinstance(dialect, str) else dialect
-    examples = _ExampleEncoder(board_size, spelling)
+    examples = _ExampleEncoder(board_size, spelling, all_metadata=all_metadata)
     count = 0
     with _gzip(target, level) as out:
         write = examples.write
@@ -299,7 +308,8 @@ class _ExampleEncoder:
         InputError: A field has several spellings and no first one.
     """
 
-    def __init__(self, board_size: int, dialect: Mapping[str, Any]) -> None:
+    def __init__(self, board_size: int, dialect: Mapping[str, Any], *, all_metadata: bool = False) -> None:
+        self._all_metadata = all_metadata
         first = dialect.get("first", {})
         for field, spelling in dialect.items():
             if isinstance(spelling, Mapping) and field != "first" and field not in first:
@@ -366,7 +376,9 @@ class _ExampleEncoder:
         write = self.write
         stored = self._parsed(values["metadata"]) if values["metadata"] is not None else {}
         parts = []
-        for key in dialect["metadata_keys"]:
+        others = sorted(map(unescaped_key, stored)) if self._all_metadata else []
+        others = [key for key in others if escaped_key(key) in stored and key not in dialect["metadata_keys"]]
+        for key in [*dialect["metadata_keys"], *others]:
             parts.append(write.text(key))
             if key == "game_id":
                 ids = values["file_idx"], values["line_idx"]
