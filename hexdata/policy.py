@@ -60,6 +60,12 @@ class SparsePolicies:
         chosen = np.repeat(self.starts[indices], lengths) + within
         return SparsePolicies(starts, self.cells[chosen], self.probabilities[chosen])
 
+    def slice(self, start: int, stop: int) -> SparsePolicies:
+        """Return the policies [start, stop) as views."""
+        items = slice(int(self.starts[start]), int(self.starts[stop]))
+        starts = self.starts[start : stop + 1] - self.starts[start]
+        return SparsePolicies(starts, self.cells[items], self.probabilities[items])
+
     def to_arrow(self, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
         """Return an array of ``schema.POLICY_TYPE``.
 

@@ -60,6 +60,9 @@ def transform_labels(block: Block, symmetries: SymmetryArray, board_size: int) -
         transformed["policy"] = _transform_policies(
             block["policy"], symmetries[block["policy_row"]], board_size
         )
+    if "policy_cell" in block:
+        of_cells = np.repeat(symmetries[block["policy_row"]], block["policy_count"])
+        transformed["policy_cell"] = symmetry_table(board_size)[of_cells, block["policy_cell"]]
     for name in ("value", "root_value"):
         if name in block:
             transformed[name] = np.where(swapped, 1 - block[name], block[name])

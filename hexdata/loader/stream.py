@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,14 @@ import numpy.typing as npt
 from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.schedule import PackedStep, ShardSlice, StreamSchedule, StreamSlice, StreamWindow
+from hexdata.policy import SparsePolicies
 from hexdata.shards.blocks import (
-    POLICY_FIELDS,
+    SPARSE_FIELDS,
     Block,
     block_length,
     join_blocks,
+    members_to_policies,
+    policies_to_members,
     row_fields,
     slice_rows,
     take_rows,
@@ -164,13 +167,13 @@ class StreamEpoch:
         permutation = self._schedule.window_order(window)
         order = None if permutation is None else permutation.slice(0, len(permutation))
         if present.all():
-            return _LoadedWindow(window, block if order is None else take_rows(block, order), None)
+            return _LoadedWindow.of_block(window, block if order is None else take_rows(block, order), None)
         if order is None:
             order = np.arange(len(present))
         delivered = present[order]
         block_rows = np.cumsum(present) - 1  # index in the block of each row that was read
         counts = np.concatenate([[0], np.cumsum(delivered)])
-        return _LoadedWindow(window, take_rows(block, block_rows[order[delivered]]), counts)
+        return _LoadedWindow.of_block(window, take_rows(block, block_rows[order[delivered]]), counts)
 
     def _read_rows(
         self, start: int, stop: int, on_skip: OnSkip | None, on_read: Callable[[], None]
@@ -269,10 +272,10 @@ class _BlockBuilder:
     def __init__(self, reader: BlockReader, rows: int) -> None:
         self._reader = reader
         self._arrays = {
-            name: np.empty((rows if name not in POLICY_FIELDS else 0, *spec.shape), spec.dtype)
+            name: np.empty((rows if name not in SPARSE_FIELDS else 0, *spec.shape), spec.dtype)
             for name, spec in reader.specs.items()
         }
-        self._policies: list[tuple[npt.NDArray[Any], npt.NDArray[np.uint32]]] = []
+        self._policies: list[Block] = []
         self._rows = 0
 
     def add(self, part: ShardSlice) -> None:
@@ -286,8 +289,9 @@ class _BlockBuilder:
                 rows = slice_rows(block, start, stop)
                 for name in row_fields(rows):
                     self._arrays[name][row : row + stop - start] = rows[name]
-                if "policy" in rows:
-                    policies.append((rows["policy"], rows["policy_row"] + np.uint32(row)))
+                if "policy_row" in rows:
+                    own = {name: rows[name] for name in SPARSE_FIELDS}
+                    policies.append(own | {"policy_row": own["policy_row"] + np.uint32(row)})
                 row += stop - start
                 block_start += size
         self._rows = row
@@ -296,9 +300,9 @@ class _BlockBuilder:
     def block(self) -> Block:
         """Return the rows appended so far."""
         block = {name: array[: self._rows] for name, array in self._arrays.items()}
-        for index, name in enumerate(POLICY_FIELDS):
+        for name in SPARSE_FIELDS:
             if name in block:
-                block[name] = np.concatenate([block[name], *(parts[index] for parts in self._policies)])
+                block[name] = np.concatenate([block[name], *(part[name] for part in self._policies)])
         return block
 
 
@@ -308,7 +312,10 @@ class _LoadedWindow:
 
     window: StreamWindow
     block: Block
-    """The rows that could be read."""
+    """The rows that could be read, without policies."""
+    rows_with_policy: npt.NDArray[np.uint32] | None
+    """The rows of the block that have one of ``policies``, ascending; None if policies are not read."""
+    policies: SparsePolicies | None
     counts: npt.NDArray[np.int64] | None
     """``counts[i]`` is how many of the first i rows could be read; None if all rows could."""
 
@@ -317,7 +324,22 @@ class _LoadedWindow:
         first, last = start - self.window.start, stop - self.window.start
         if self.counts is not None:
             first, last = int(self.counts[first]), int(self.counts[last])
-        return slice_rows(self.block, first, last)
+        cut = slice_rows(self.block, first, last)
+        if self.rows_with_policy is None or self.policies is None:
+            return cut
+        begin, end = np.searchsorted(self.rows_with_policy, (first, last))
+        rows = self.rows_with_policy[begin:end] - np.uint32(first)
+        return cut | policies_to_members(self.policies.slice(begin, end), rows)
+
+    @classmethod
+    def of_block(
+        cls, window: StreamWindow, block: Block, counts: npt.NDArray[np.int64] | None
+    ) -> _LoadedWindow:
+        """Return a window with the rows of a block, in the order of delivery."""
+        plain = {name: block[name] for name in row_fields(block)}
+        if "policy_row" not in block:
+            return cls(window, plain, None, None, counts)
+        return cls(window, plain, block["policy_row"], members_to_policies(block), counts)
 
 
 def _padding_mask(flags: Sequence[tuple[int, bool]]) -> npt.NDArray[np.bool_] | None:

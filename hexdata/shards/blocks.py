@@ -44,6 +44,7 @@ __all__ = [
     "members_to_block",
     "members_to_policies",
     "null_of",
+    "policies_to_members",
     "row_fields",
     "slice_rows",
     "take_rows",
@@ -52,9 +53,10 @@ __all__ = [
 Block = dict[str, npt.NDArray[Any]]
 """A block of n positions: one array per field, with n as its leading dimension.
 
-Two fields differ: ``policy`` (k, cells) holds the k dense policies of the block, and ``policy_row`` (k,) the
-rows that have one, in ascending order. In shards a block has the members of :func:`block_fields`, in which
-policies are sparse; :func:`block_to_members` and :func:`members_to_block` convert them.
+The fields of the k policies that are not one-hot differ: ``policy_row`` (k,) has the rows that have one, in
+ascending order, and ``policy`` (k, cells) the policies. Shards, and blocks read from them, have sparse
+policies instead, the fields ``SPARSE_FIELDS``; :func:`block_to_members` and :func:`members_to_block` convert
+them.
 """
 
 SENTINELS: Final[Mapping[str, int]] = {
@@ -161,7 +163,7 @@ def row_fields(block: Block) -> list[str]:
 def take_rows(block: Block, rows: npt.NDArray[np.integer[Any]]) -> Block:
     """Return a block with copies of the given rows.
 
-    The fields of dense policies are left out if none of the rows has one.
+    The fields of dense policies are left out if none of the rows has one; those of sparse policies remain.
 
     Args:
         block: Block of positions.
@@ -174,25 +176,38 @@ def take_rows(block: Block, rows: npt.NDArray[np.integer[Any]]) -> Block:
         found = slots[rows]
         dense = np.flatnonzero(found >= 0)
         _add_policies(taken, block["policy"].take(found[dense], axis=0), dense)
+    if "policy_cell" in block:
+        slots = np.full(block_length(block), -1, np.int64)
+        slots[block["policy_row"]] = np.arange(len(block["policy_row"]))
+        found = slots[rows]
+        chosen = np.flatnonzero(found >= 0)
+        taken |= policies_to_members(members_to_policies(block).take(found[chosen]), chosen)
     return taken
 
 
 def slice_rows(block: Block, start: int, stop: int) -> Block:
     """Return a block of views on the rows [start, stop).
 
-    The fields of dense policies are left out if none of the rows has one.
+    The fields of dense policies are left out if none of the rows has one; those of sparse policies remain.
     """
     cut: Block = {name: block[name][start:stop] for name in row_fields(block)}
     if "policy" in block:
         first, last = np.searchsorted(block["policy_row"], (start, stop))
         _add_policies(cut, block["policy"][first:last], block["policy_row"][first:last] - np.uint32(start))
+    if "policy_cell" in block:
+        first, last = np.searchsorted(block["policy_row"], (start, stop))
+        begin = int(block["policy_count"][:first].sum(dtype=np.int64))
+        end = begin + int(block["policy_count"][first:last].sum(dtype=np.int64))
+        cut["policy_row"] = block["policy_row"][first:last] - np.uint32(start)
+        cut["policy_count"] = block["policy_count"][first:last]
+        cut |= {name: block[name][begin:end] for name in SPARSE_FIELDS[2:]}
     return cut
 
 
 def join_blocks(blocks: Sequence[Block]) -> Block:
     """Concatenate blocks; return a single block unchanged.
 
-    If any block has the fields of dense policies, the result has them too.
+    If any block has the fields of policies, the result has them too.
 
     Raises:
         StoreError: The blocks have different fields.
@@ -213,6 +228,14 @@ def join_blocks(blocks: Sequence[Block]) -> Block:
         ]
         joined["policy"] = np.concatenate([policy for policy, _ in dense])
         joined["policy_row"] = np.concatenate([rows for _, rows in dense]).astype(np.uint32)
+    if any("policy_cell" in block for block in blocks):
+        starts = np.cumsum([0, *(block_length(block) for block in blocks[:-1])])
+        sparse = [
+            (block, start) for block, start in zip(blocks, starts, strict=True) if "policy_cell" in block
+        ]
+        rows = [block["policy_row"] + start for block, start in sparse]
+        joined["policy_row"] = np.concatenate(rows).astype(np.uint32)
+        joined |= {name: np.concatenate([block[name] for block, _ in sparse]) for name in SPARSE_FIELDS[1:]}
     return joined
 
 
@@ -280,12 +303,8 @@ def block_to_members(block: Block) -> Block:
     if "policy" not in block:
         return block
     policies = SparsePolicies.from_dense(block["policy"])
-    return {name: block[name] for name in row_fields(block)} | {
-        "policy_row": block["policy_row"],
-        "policy_count": np.diff(policies.starts).astype("<u2"),
-        "policy_cell": policies.cells,
-        "policy_probability": policies.probabilities,
-    }
+    sparse = policies_to_members(policies, block["policy_row"])
+    return {name: block[name] for name in row_fields(block)} | sparse
 
 
 def members_to_block(members: Block, cells: int) -> Block:
@@ -300,6 +319,16 @@ def members_to_block(members: Block, cells: int) -> Block:
     return {name: members[name] for name in row_fields(members)} | {
         "policy": members_to_policies(members).to_dense(cells),
         "policy_row": members["policy_row"],
+    }
+
+
+def policies_to_members(policies: SparsePolicies, rows: npt.NDArray[np.integer[Any]]) -> Block:
+    """Return ``SPARSE_FIELDS`` of the policies (k,) of ascending rows (k,)."""
+    return {
+        "policy_row": rows.astype("<u4", copy=False),
+        "policy_count": np.diff(policies.starts).astype("<u2"),
+        "policy_cell": policies.cells,
+        "policy_probability": policies.probabilities,
     }
 
 
@@ -325,4 +354,6 @@ def block_to_policy(block: Mapping[str, npt.NDArray[Any]], cells: int) -> npt.ND
     policy[has_move, move[has_move]] = 1.0
     if "policy" in block:
         policy[block["policy_row"]] = block["policy"]
+    if "policy_cell" in block:
+        policy[block["policy_row"]] = members_to_policies(block).to_dense(cells)
     return policy

@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import as_strided
 from hexdata.policy import SparsePolicies
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.block_check import find_bad_policy, find_bad_row
-from hexdata.shards.blocks import POLICY_FIELDS, Block
+from hexdata.shards.blocks import POLICY_FIELDS, Block, policies_to_members
 from hexdata.shards.files import LocalShard, MappableSource, open_shards, row_bytes
 from hexdata.shards.manifest import FieldSpec, ShardManifest
 from hexdata.shards.options import Check, OnError
@@ -48,7 +48,6 @@ class GatheredRows:
         fields: Block,
         policy_slots: Int64Array | None = None,
         policies: Array | SparsePolicies | None = None,
-        cells: int = 0,
     ) -> None:
         """Create the rows.
 
@@ -56,23 +55,20 @@ class GatheredRows:
             fields: The fields of the rows, without policies.
             policy_slots: Index of each row in ``policies``, -1 for none; None if policies are not read.
             policies: The policies: float32 (k, cells), or sparse.
-            cells: Number of cells of the board.
         """
         self._fields = fields
         self._policy_slots = policy_slots
         self._policies = policies
-        self._cells = cells
 
     def take(self, start: int, stop: int) -> Block:
-        """Return copies of rows [start, stop)."""
+        """Return copies of rows [start, stop). Policies are sparse, except of shards of schema version 1."""
         block = {name: array[start:stop].copy() for name, array in self._fields.items()}
         if self._policy_slots is not None and self._policies is not None:
             slots = self._policy_slots[start:stop]
             rows = np.flatnonzero(slots != _NO_POLICY)
             if isinstance(self._policies, SparsePolicies):
-                block["policy"] = self._policies.take(slots[rows]).to_dense(self._cells)
-            else:
-                block["policy"] = self._policies.take(slots[rows], axis=0)
+                return block | policies_to_members(self._policies.take(slots[rows]), rows)
+            block["policy"] = self._policies.take(slots[rows], axis=0)
             block["policy_row"] = rows.astype(np.uint32)
         return block
 
@@ -271,7 +267,7 @@ class MappedShards:
             slots, policies = self._gather_dense(locations)
         else:
             slots, policies = self._gather_sparse(locations)
-        return GatheredRows(fields, slots, policies, self._board_size**2)
+        return GatheredRows(fields, slots, policies)
 
     def take(self, rows: Int64Array, members: Sequence[str]) -> Block:
         """Return fields of rows (B,) as one block, in the order given; raises as :meth:`gather` does."""

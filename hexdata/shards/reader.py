@@ -12,8 +12,8 @@ import numpy as np
 
 from hexdata.errors import StoreError
 from hexdata.shards.block_check import check_block
-from hexdata.shards.blocks import Block, members_of_fields, members_to_block
-from hexdata.shards.manifest import FieldSpec, ShardEntry, ShardManifest
+from hexdata.shards.blocks import Block, block_fields, block_to_members, members_of_fields
+from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.shards.member_check import BlockEntry, block_entry, manifest_mismatch_error
 from hexdata.shards.sources import ByteRange, ByteStream, FolderSource, ShardSource, discard_bytes
 from hexdata.shards.tar_members import MemberHeader, MemberReader
@@ -30,12 +30,12 @@ class BlockReader:
         source: Source of the shards.
         manifest: The shard manifest.
         split: Name of a split in the manifest.
-        members: Names of the fields to read.
+        members: Names of the fields to read; ``policy`` and ``policy_row`` for policies.
         digests: Whether to read every shard whole and check its SHA-256. Default False.
 
     Attributes:
         shards: Manifest entries of the shards of the split.
-        specs: The fields that are read, by name. Policies are dense, whatever their members are.
+        specs: The fields that are read, by name. Policies are sparse, whatever the schema version.
         block_size: Positions per block.
     """
 
@@ -49,11 +49,11 @@ class BlockReader:
         digests: bool = False,
     ) -> None:
         self.shards = manifest.splits[split]
-        cells = manifest.board_size**2
-        dense = {"policy": FieldSpec("<f4", (cells,))}
-        self.specs = {name: (dense | dict(manifest.fields))[name] for name in members}
         self._members = frozenset(members_of_fields(members, manifest.fields))
-        self._cells = cells
+        fields = dict(manifest.fields)
+        if "policy" in fields:  # schema version 1
+            fields |= block_fields(manifest.board_size, with_policy=True)
+        self.specs = {name: fields[name] for name in members_of_fields(members, fields.keys() - {"policy"})}
         self.block_size = manifest.block_size
         self._board_size = manifest.board_size
         self._fields = manifest.fields
@@ -73,9 +73,10 @@ class BlockReader:
                     yield entry, fault
 
     def read(self, shard: int, first: int = 0, stop: int | None = None) -> Generator[Block, None, None]:
-        """Yield blocks [first, stop) of a shard. The other blocks are skipped if the source allows it.
+        """Yield blocks [first, stop) of a shard, with sparse policies.
 
-        The blocks are valid only once the iteration has ended without an error.
+        The other blocks are skipped if the source allows it. The blocks are valid only once the iteration has
+        ended without an error.
 
         Args:
             shard: Index of the shard in the split.
@@ -103,7 +104,7 @@ class BlockReader:
                 arrays = self._read_block(members, block)
                 if first <= block.number < stop:
                     self._check(arrays, block)
-                    yield members_to_block(arrays, self._cells)
+                    yield block_to_members(arrays)
             if (header := members.next_header()) is not None:
                 found = f"a member {header.name}"
                 raise manifest_mismatch_error(address, "end of the shard", found, "the end of the archive")

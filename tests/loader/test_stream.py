@@ -20,7 +20,7 @@ from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.loader import Loader
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.stream import StreamEpoch
-from hexdata.shards.blocks import Block, block_fields, block_to_policy
+from hexdata.shards.blocks import Block, block_fields, block_to_policy, fields_of_members, row_fields
 from hexdata.shards.locate import make_source
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.sources import WHOLE_FILE, ByteRange, ByteStream, FolderSource, ShardSource
@@ -195,12 +195,12 @@ def test_blocks_contain_the_stored_values(
 ) -> None:
     folder = make_shards(train=98, dense=dense)
     source = folder.splits["train"]
-    fields = block_fields(5, dense, schema_version=1)  # in memory, policies are dense
+    fields = block_fields(5, dense)
     rows = np.argsort(source["position_id"])
     chosen: dict[str, Any] = {"world_size": 4, "shuffle": shuffle, "remainder": remainder}
     lengths = []
     for rank in range(4):
-        epoch = epoch_of(folder, rank=rank, members=tuple(fields), **chosen)
+        epoch = epoch_of(folder, rank=rank, members=fields_of_members(fields), **chosen)
         for block, _ in epoch.blocks(range(epoch.steps)):
             assert {name: array.dtype.str for name, array in block.items()} == {
                 name: spec.dtype for name, spec in fields.items()
@@ -212,7 +212,7 @@ def test_blocks_contain_the_stored_values(
 
 
 def check_rows(block: Block, expected: Block) -> None:
-    for name in block.keys() - {"policy", "policy_row"}:
+    for name in row_fields(block):
         np.testing.assert_array_equal(block[name], expected[name], strict=True, err_msg=name)
     np.testing.assert_array_equal(block_to_policy(block, 25), expected["policy"])
 

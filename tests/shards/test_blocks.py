@@ -13,8 +13,10 @@ from hexdata.errors import StoreError
 from hexdata.shards.blocks import (
     Block,
     block_length,
+    block_to_members,
     block_to_policy,
     join_blocks,
+    members_to_block,
     row_fields,
     slice_rows,
     take_rows,
@@ -26,6 +28,7 @@ RNG = np.random.default_rng(3)
 ARRAYS = synthetic_positions(ROWS, RNG)
 POLICIES = synthetic_policies(ROWS, RNG)
 BLOCK: Block = ARRAYS | POLICIES
+SPARSE: Block = block_to_members(BLOCK)
 POLICY = block_to_policy(BLOCK, CELLS)
 
 
@@ -36,7 +39,7 @@ def check(block: Block, rows: list[int]) -> None:
     for name, array in ARRAYS.items():
         np.testing.assert_array_equal(block[name], array[rows], strict=True)
     np.testing.assert_array_equal(block_to_policy(block, CELLS), POLICY[rows])
-    assert ("policy" in block) == ("policy_row" in block)
+    assert ("policy" in block or "policy_cell" in block) == ("policy_row" in block)
     if "policy_row" in block:
         assert block["policy_row"].dtype == np.uint32
         assert (np.diff(block["policy_row"].astype(np.int64)) > 0).all()
@@ -44,6 +47,7 @@ def check(block: Block, rows: list[int]) -> None:
 
 @given(st.lists(st.integers(0, ROWS - 1), max_size=60))
 def test_rows_are_taken_in_any_order(rows: list[int]) -> None:
+    check(take_rows(SPARSE, np.array(rows, np.int64)), rows)
     taken = take_rows(BLOCK, np.array(rows, np.int64))
     check(taken, rows)
     assert ("policy" in taken) == any(row % 3 == 0 for row in rows)
@@ -53,6 +57,7 @@ def test_rows_are_taken_in_any_order(rows: list[int]) -> None:
 @given(st.integers(0, ROWS), st.integers(0, ROWS))
 def test_slices_are_views(first: int, second: int) -> None:
     start, stop = sorted((first, second))
+    check(slice_rows(SPARSE, start, stop), list(range(start, stop)))
     part = slice_rows(BLOCK, start, stop)
     check(part, list(range(start, stop)))
     if stop > start:
@@ -62,8 +67,16 @@ def test_slices_are_views(first: int, second: int) -> None:
 @given(st.lists(st.integers(0, ROWS), max_size=6))
 def test_joining_slices_restores_the_block(cuts: list[int]) -> None:
     ends = [0, *sorted(cuts), ROWS]
-    parts = [slice_rows(BLOCK, start, stop) for start, stop in itertools.pairwise(ends)]
-    check(join_blocks(parts), list(range(ROWS)))
+    for block in (BLOCK, SPARSE):
+        parts = [slice_rows(block, start, stop) for start, stop in itertools.pairwise(ends)]
+        check(join_blocks(parts), list(range(ROWS)))
+
+
+def test_sparse_members_become_the_same_dense_block() -> None:
+    dense = members_to_block(SPARSE, CELLS)
+    assert dense.keys() == BLOCK.keys()
+    assert all(dense[name].tobytes() == BLOCK[name].tobytes() for name in BLOCK)
+    assert block_to_members(SPARSE) is SPARSE
 
 
 def test_joining_keeps_policy_fields_without_policies() -> None:
