@@ -85,7 +85,7 @@ def open_source(path: AnyPath, *, salvage: bool = False, part: FilePart | None =
         part: Range of bytes to read of a text without gzip, such as TRMPH. Default None: the whole file.
 
     Returns:
-        The open reader, a context manager.
+        The open reader, a context manager. The batches of a reader of another package are checked.
 
     Raises:
         FormatError: "empty-file", "unknown-layout", "truncated" or "corrupt-gzip"; also "unknown-layout" if
@@ -96,7 +96,8 @@ def open_source(path: AnyPath, *, salvage: bool = False, part: FilePart | None =
     head = _head(path)
     source_format = find_format(head, path.name, appendable=part is not None)
     if source_format is not None:
-        return source_format.open(path, salvage=salvage, part=part)
+        reader = source_format.open(path, salvage=salvage, part=part)
+        return reader if source_format in BUILT_IN_FORMATS else _checked(reader, source_format.name)
     raise FormatError(
         "the file has no known format" if head else "the file is empty",
         code=Reason.UNKNOWN_LAYOUT if head else Reason.EMPTY_FILE,
@@ -104,6 +105,12 @@ def open_source(path: AnyPath, *, salvage: bool = False, part: FilePart | None =
         found=f"a file that begins with {head[:16]!r}" if head else None,
         expected=expected_contents(),
     )
+
+
+def _checked(reader: SourceReader, name: str) -> SourceReader:
+    from hexdata.formats.checked import CheckedReader
+
+    return CheckedReader(reader, name)
 
 
 def _head(path: AnyPath) -> bytes:

@@ -6,16 +6,21 @@ import sys
 from importlib.metadata import Distribution, EntryPoint
 from types import ModuleType
 
+import pyarrow as pa
 import pytest
 
 from hexdata import formats
-from hexdata.errors import ConfigError, FormatError
-from hexdata.formats import SourceFormat, known_patterns, open_source, registry
+from hexdata.errors import ConfigError, FormatError, Reason
+from hexdata.formats import RawBatch, Rejection, SourceFormat, known_patterns, open_source, registry
+from hexdata.formats.checked import CheckedReader
 from hexdata.formats.trmph import TrmphReader
+from hexdata.schema import raw_schema
 
 
 def open_xy(path, *, salvage, part):
-    return TrmphReader(path, salvage=salvage, part=part)
+    reader = TrmphReader(path, salvage=salvage, part=part)
+    reader.format = "xy"
+    return reader
 
 
 XY = SourceFormat("xy", ("*.xy",), lambda head, name: head.startswith(b"XY"), open_xy, "XY games")
@@ -55,7 +60,8 @@ def test_a_format_of_another_package_opens_its_files(install, tmp_path):
     path = tmp_path / "a.XY"
     path.write_bytes(b"XY\n")
     with open_source(path) as reader:
-        assert isinstance(reader, TrmphReader)
+        assert (type(reader), reader.format) == (CheckedReader, "xy")
+        assert [each.reason for batch in reader.batches() for each in batch.rejected] == ["trmph-syntax"]
     assert formats.is_known_name("a.XY")
     assert known_patterns() == (*formats.PATTERNS, "*.xy")
 
@@ -120,3 +126,81 @@ def test_an_unknown_file_lists_what_is_expected(install, tmp_path):
     path.write_bytes(b"\x00\x01")
     with pytest.raises(FormatError, match=r"TRMPH games.* or XY games, gzipped or not"):
         open_source(path)
+
+
+# Checks of the batches of other packages
+
+
+class Reader:
+    """A reader whose batches are given."""
+
+    format = "xy"
+    board_size = 3
+    damage = None
+
+    def __init__(self, *batches, targets=()):
+        self._batches = batches
+        self.targets = targets
+        self.header = {}
+
+    def batches(self):
+        yield from self._batches
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        pass
+
+
+def batch_of(record=0, *, schema=None, **columns):
+    row = {"record": record, "board": bytes(3), "value": 0.5} | columns
+    return RawBatch(pa.RecordBatch.from_pylist([row], schema=schema or raw_schema(3)))
+
+
+def read(reader):
+    with CheckedReader(reader, "xy") as checked:
+        return list(checked.batches())
+
+
+def test_valid_batches_of_another_package_are_unchanged():
+    targets = ("extra.t", "visits")
+    first = batch_of(schema=raw_schema(3, targets), move=8, visits=3, policy=[{"cell": 8, "probability": 1}])
+    second = batch_of(2, schema=raw_schema(3, targets), winner=1, end_reason="time", swap="sides")
+    second.rejected.append(Rejection(1, Reason.NO_MOVES, "empty"))
+    assert read(Reader(first, second, targets=targets)) == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("batches", "found"),
+    [
+        ([batch_of(1)], r"its records; found \[1\]"),
+        ([batch_of(), batch_of()], "1 as the next"),
+        ([batch_of(schema=raw_schema(4), board=bytes(4))], "the schema of a batch"),
+        ([batch_of(move=9)], "a value of move; found 9; expected 0 to 8"),
+        ([batch_of(value=1.5)], "a value of value; found 1.5"),
+        ([batch_of(value=float("nan"))], "a value of value; found nan"),
+        ([batch_of(value=None)], "no nulls"),
+        ([batch_of(player_to_move=2)], "a value of player_to_move"),
+        ([batch_of(winner=2)], "a value of winner"),
+        ([batch_of(end_reason="bored")], "a value of end_reason; found bored"),
+        ([batch_of(policy=[{"cell": 9, "probability": 1}])], "a batch"),
+        ([batch_of(policy=[{"cell": 0, "probability": -1}])], "a batch"),
+        ([batch_of(board=b"\x80\x40\x00")], "both blue and red"),
+        ([batch_of(board=b"\x00\x00\x01")], "bits after its cells"),
+        ([RawBatch(batch_of().positions, [Rejection(1, "odd", "")])], "a reason"),
+    ],
+)
+def test_invalid_batches_of_another_package_are_refused(batches, found):
+    with pytest.raises(FormatError, match=f"'xy', of another package.*{found}") as caught:
+        read(Reader(*batches))
+    assert caught.value.code == "reader-error"
+
+
+def test_names_of_another_package_are_checked():
+    with pytest.raises(FormatError, match="its targets"):
+        read(Reader(targets=("extra.1",)))
+    reader = Reader()
+    reader.format = "trmph"
+    with pytest.raises(FormatError, match="its format"):
+        read(reader)
