@@ -211,7 +211,7 @@ class KataHexReader:
     game, but have no ``position_in_game``.
 
     A row is rejected with one of these reasons: "board-shape" (the board is not a square), "board-size" (not
-    from 3 to 26, or another size than the first valid row), "board-overlap", "board-cells", "player-range",
+    from 3 to 32, or another size than the first valid row), "board-overlap", "board-cells", "player-range",
     "no-winner" (the game ended without a winner, or was not finished), "value-range", "target-range",
     "policy-values" (negative visits, visits of a stone or outside the board, or of nothing but the pass).
 

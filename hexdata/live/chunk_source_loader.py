@@ -18,7 +18,7 @@ import pyarrow as pa
 from hexdata.board import check_board_size
 from hexdata.checks import check_choice, check_count, check_shares
 from hexdata.errors import ConfigError, FormatError, InputError, Reason
-from hexdata.formats import open_source
+from hexdata.formats import SizeSelectingReader, open_source
 from hexdata.games.convention import CONVENTIONS, Convention, layout_convention
 from hexdata.games.evidence import is_mixed
 from hexdata.games.labels import split_of
@@ -268,6 +268,8 @@ class ChunkSourceLoader(Transform):
         known_rejects: Counter[str] = Counter()
         records = 0
         with open_source(path) as reader:
+            if isinstance(reader, SizeSelectingReader) and self.board_size is not None:
+                reader.select_board_size(self.board_size)
             for batch in reader.batches():
                 for each in batch.rejected:
                     (rejected if each.record >= known else known_rejects)[each.reason] += 1
@@ -287,7 +289,8 @@ class ChunkSourceLoader(Transform):
             games = extract_trmph_games(file.name, raw, size)
             return _Content(games, records=records, known_rejects=known_rejects)
         if not is_legacy_format(kind):
-            games = extract_games(file.name, raw, size, convention="blue-is-0")
+            mixed = is_mixed(kind, header)
+            games = extract_games(file.name, raw, size, mixed=mixed, sure_ids=mixed, convention="blue-is-0")
             return _Content(games, records=records, known_rejects=known_rejects)
         default = None if self.value_convention == "auto" else cast("Convention", self.value_convention)
         layout, mixed = layout_convention(header), is_mixed(kind, header)

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 PICKLE_SUFFIX: Final = ".pkl.gz"
-_RAW_SUFFIX: Final = re.compile(r"\.(trmph|hexworld|h?sgf|pkl|pickle)(\.gz)?$")
+_RAW_SUFFIX: Final = re.compile(r"\.(trmph|hexworld|h?sgf|npz|pkl|pickle)(\.gz)?$")
 
 KEPT_PREFIX: Final = "hexdata:"
 """Prefix of the keys in ``metadata`` that hold original values which the columns cannot represent.

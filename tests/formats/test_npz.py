@@ -6,21 +6,25 @@ import struct
 import zipfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hexdata.board import unpack_boards
-from hexdata.errors import FormatError, Reason
+from hexdata.board import MAX_SIZE, unpack_boards, winner_of
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.errors import FormatError, Reason, RejectRateError
 from hexdata.formats import open_source
 from hexdata.formats.gunzip import GunzipLimits
 from hexdata.formats.katago import KataHexReader
+from hexdata.live.source_games import extract_games
 from hexdata.schema import raw_schema
+from hexdata.verify import verify_store
 
 BLACK, WHITE = 1, 2
 
@@ -214,8 +218,6 @@ def test_the_winner_of_a_game_connects_its_sides_in_the_store(tmp_path):
     stones = {(1, y): BLACK for y in range(3)} | {(2, 0): WHITE, (2, 1): WHITE}
     rows = [Row(3, stones, player, {(0, 0): 4}, turn=5) for player in (BLACK, WHITE)]
     table, _, _ = read(write_kata(tmp_path / "a.npz", rows, 3))
-    from hexdata.board import winner_of
-
     boards = np.stack([np.frombuffer(b, np.uint8) for b in table["board"].to_pylist()])
     assert winner_of(unpack_boards(boards, 3, np.uint8)).tolist() == [0, 0]
     assert table["value"].to_pylist() == [0.0, 0.0]
@@ -404,9 +406,10 @@ def test_an_invalid_row_is_rejected_and_the_others_are_kept(tmp_path, reason, na
 
 
 def test_boards_of_unsupported_sizes_are_rejected(tmp_path):
-    table, rejected, reader = read(write_kata(tmp_path / "a.npz", [Row(2), Row(27), Row(26), Row(5)], 27))
+    rows = [Row(2), Row(MAX_SIZE + 1), Row(MAX_SIZE), Row(5)]
+    table, rejected, reader = read(write_kata(tmp_path / "a.npz", rows, MAX_SIZE + 1))
     assert rejected == [(0, "board-size"), (1, "board-size"), (3, "board-size")]
-    assert (reader.board_size, table.num_rows) == (26, 1)
+    assert (reader.board_size, table.num_rows) == (MAX_SIZE, 1)
 
 
 def test_an_archive_without_rows_has_no_positions(tmp_path):
@@ -666,3 +669,111 @@ def test_a_selected_board_size_replaces_that_of_the_first_row(tmp_path):
         reader.select_board_size(7)
         assert sum(batch.positions.num_rows for batch in reader.batches()) == 0
     assert reader.board_size is None
+
+
+# From the files to a store
+
+
+def play(seed: int, n: int = 5) -> list[Row]:
+    """Return the rows of a game of ten turns: turn 4 was written twice, and turn 6 has a side position."""
+    rng = np.random.default_rng(seed)
+    cells = [(x, y) for x in range(n) for y in range(n)]
+    order = [cells[i] for i in rng.permutation(len(cells)).tolist()]
+    red = float(seed % 2)
+    rows = []
+    for turn in range(10):
+        stones = {where: BLACK + i % 2 for i, where in enumerate(order[:turn])}
+        visits = dict(zip(order[turn : turn + 4], rng.integers(1, 99, 4).tolist(), strict=True))
+        win = int(rng.integers(0, 9)) / 8
+        row = Row(
+            n,
+            stones,
+            BLACK + turn % 2,
+            visits,
+            black=(1 - red, red, 0.0),
+            search=(win, 1 - win, 0.0),
+            hash=(7919 * seed + 1, seed + 1),
+            turn=turn,
+            root_visits=100 + turn,
+            weight=1.5 if turn == 4 else 1.0,
+        )
+        rows += [row] * (2 if turn == 4 else 1)
+        if turn == 6:
+            rows.append(replace(row, side=True, black=(0.25, 0.75, 0.0)))
+    return rows
+
+
+@pytest.fixture
+def games_of_katahex(tmp_path):
+    """A folder with two files that contain the shuffled rows of 30 games, and those rows."""
+    rows = [row for seed in range(30) for row in play(seed)]
+    rows = [rows[i] for i in np.random.default_rng(5).permutation(len(rows)).tolist()]
+    (tmp_path / "in").mkdir()
+    write_kata(tmp_path / "in" / "a.npz", rows[:200], 7)
+    write_shuffled(tmp_path / "in" / "b.npz", rows[200:], 7)
+    return tmp_path / "in", rows
+
+
+def table_of(store: Path, name: str) -> list[dict]:
+    paths = sorted((store / name).glob("*.parquet"))
+    return [row for path in paths for row in pq.read_table(path).to_pylist()]
+
+
+def test_the_rows_of_a_game_are_one_game_in_any_order_and_in_several_files(games_of_katahex, tmp_path):
+    folder, rows = games_of_katahex
+    store = tmp_path / "store"
+    result = convert_sources(folder, store, ConvertOptions(workers=1))
+    assert (result.positions, result.rejected, result.games, result.flags) == (360, 0, 30, {})
+    games = {game["game_id"]: game for game in table_of(store, "games")}
+    positions = table_of(store, "positions")
+    assert {game["positions"] for game in games.values()} == {12}
+    by_hash = {}
+    for row, position in zip(rows, positions, strict=True):
+        game = games[position["game_id"]]
+        assert (game["file_idx"], game["line_idx"]) == row.hash
+        assert game["winner"] == ("BLUE" if row.hash[1] % 2 else "RED")
+        assert position["position_in_game"] == (None if row.side else row.turn)
+        assert position["value"] == row.black[1]
+        assert position["metadata"] is None
+        by_hash.setdefault(row.hash, set()).add(position["game_id"])
+    assert all(len(ids) == 1 for ids in by_hash.values())
+    assert verify_store(store).ok
+
+
+def test_live_mode_finds_the_same_games(games_of_katahex):
+    folder, rows = games_of_katahex
+    with open_source(folder / "a.npz") as reader:
+        raw = [batch.positions for batch in reader.batches()]
+    games = extract_games("a.npz", raw, 5, mixed=True, sure_ids=True, convention="blue-is-0")
+    assert len(games.chunks) == len({row.hash for row in rows[:200]})
+
+
+def test_one_board_size_of_files_with_several_is_converted(tmp_path):
+    rows = [row for seed in range(9) for row in play(seed, n=5 if seed % 3 else 4)]
+    write_kata(tmp_path / "a.npz", rows, 7)
+    with pytest.raises(RejectRateError, match="--board-size"):
+        convert_sources(tmp_path / "a.npz", tmp_path / "none")
+    for n, games in ((4, 3), (5, 6)):
+        store = tmp_path / f"store{n}"
+        result = convert_sources(tmp_path / "a.npz", store, ConvertOptions(board_size=n))
+        assert (result.positions, result.games) == (12 * games, games)
+        assert result.reasons == {"board-size": 12 * (9 - games)}
+        assert verify_store(store).ok
+
+
+def test_a_failed_run_does_not_decide_the_board_size_of_the_next(tmp_path):
+    rows = [*play(1, n=4), *play(2, n=5)]
+    write_kata(tmp_path / "a.npz", rows, 7)
+    with pytest.raises(RejectRateError):
+        convert_sources(tmp_path / "a.npz", tmp_path / "store")
+    result = convert_sources(tmp_path / "a.npz", tmp_path / "store", ConvertOptions(board_size=5))
+    assert (result.positions, result.games) == (12, 1)
+
+
+def test_a_damaged_file_is_salvaged(tmp_path, monkeypatch):
+    monkeypatch.setattr("hexdata.formats.npz._MAX_READ", 1 << 10)
+    damaged(tmp_path / "a.npz", play(3) * 4)
+    options = ConvertOptions(salvage=True, max_reject_rate=0.5)
+    result = convert_sources(tmp_path / "a.npz", tmp_path / "store", options)
+    assert 0 < result.positions < 48
+    assert result.reasons == {"corrupt-zip": 1}
