@@ -181,11 +181,12 @@ def required_members(options: BatchOptions, stored: Collection[str]) -> list[str
     third_plane = {"player_to_move"} if options.planes == 3 else set()
     policy = {"move", *POLICY_FIELDS}
     board = {"board", "move"} if options.board == "fill" else {"board"}
+    as_fill = "fill" in stored
     sources = {
-        "board": ({"fill"} if "fill" in stored else board) | third_plane,
-        "ply": set[str](),
-        "policy": {"fill", "policy"} if "fill" in stored and options.final_policy != "uniform" else policy,
-        "policy_mask": policy,
+        "board": ({"fill"} if as_fill else board) | third_plane,
+        "ply": {"ply"} if as_fill else set[str](),
+        "policy": {"fill", "policy"} if as_fill and options.final_policy != "uniform" else policy,
+        "policy_mask": {"move", "policy_row"} if as_fill else policy,
         "value_weight": {"position_id"} | ({"value_sample_tier"} if options.tier_probability else set()),
     }
     members = {member for name in options.delivered for member in sources.get(name, {name})}
@@ -199,7 +200,8 @@ def make_batch(block: Block, options: BatchOptions, board_size: int, *, seed: in
 
     Args:
         block: members of B positions, those of :func:`required_members`; fill rows have the name ``fill``. It
-            is not modified; fields that need no conversion share its arrays.
+            is not modified; fields that need no conversion share its arrays. Its policies may be dense, or
+            sparse with the names of ``SPARSE_FIELDS``.
         options: contents of the batch.
         board_size: board size n.
         seed: seed of the symmetries and value weights.
@@ -265,14 +267,30 @@ def _boards(
 
 def _policies(block: Block, options: BatchOptions, board_size: int) -> npt.NDArray[np.float32]:
     cells = board_size * board_size
-    if "move" in block:
+    if "policy_cell" in block and len(block["policy_row"]):
+        policy = _scatter_policies(block, cells)
+    elif "move" in block:
         policy = block_to_policy(block, cells)
     else:
         policy = fill_to_policy(block["fill"], block["ply"])
-        if "policy" in block:
-            policy[block["policy_row"]] = block["policy"]
     if options.final_policy == "uniform":
         policy[~_policy_mask(block)] = 1 / cells
+    return policy
+
+
+def _scatter_policies(block: Block, cells: int) -> npt.NDArray[np.float32]:
+    """Return the policies of a block with sparse policies and fill rows or moves."""
+    policy = np.zeros((block_length(block), cells), np.float32)
+    is_one_hot = np.ones(len(policy), np.bool_)
+    is_one_hot[block["policy_row"]] = False
+    rows = np.flatnonzero(is_one_hot)
+    if "move" in block:
+        rows = rows[block["move"][rows] != NO_MOVE]
+        policy[rows, block["move"][rows]] = 1.0
+    else:
+        policy[rows] = fill_to_policy(block["fill"][rows], block["ply"][rows])
+    starts = np.repeat(block["policy_row"].astype(np.int64) * cells, block["policy_count"])
+    policy.reshape(-1)[starts + block["policy_cell"]] = block["policy_probability"]
     return policy
 
 

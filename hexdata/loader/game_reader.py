@@ -2,16 +2,17 @@
 
 The first pass over the positions reads labels. It finds the games whose positions follow from the moves of
 the game, and compares every label with them. The second pass reads only the parts that contain other
-positions, or labels that vary within a game. Boards are read for shuffled collections only: those of other
-sources were compared with the moves when the store was made.
+positions, policies, or labels that vary within a game. Boards are read for shuffled collections only: those
+of other sources were compared with the moves when the store was made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,14 +25,17 @@ from hexdata.fill import fill_dtype, fill_to_stones, games_to_fill, never_filled
 from hexdata.games.find import binary_matrix
 from hexdata.games.findings import moves_on_stones
 from hexdata.loader.game_table import PACKED_PREFIX, GameTable
+from hexdata.loader.row_policies import RowPolicies, count_entries, find_ranges
+from hexdata.policy import SparsePolicies
 from hexdata.pool import available_memory
 from hexdata.progress import SILENT, Progress
-from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, SPLITS, positions_schema
+from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, SPLITS, positions_schema
 from hexdata.shards.block_check import find_bad_row
-from hexdata.shards.blocks import Block, block_fields, columns_to_block, join_blocks, take_rows
+from hexdata.shards.blocks import Block, block_fields, columns_to_block, join_blocks, null_of, take_rows
 from hexdata.shards.options import Check
 from hexdata.storage import AnyPath
 from hexdata.store import Store
+from hexdata.store.columns import convert_columns, stored_fields
 from hexdata.store.integrity import rebuild_hint, require_intact
 from hexdata.store.parquet import open_parquet, read_parquet, require_rows
 
@@ -53,8 +57,12 @@ _LABELS: Final = (
     *("move", "policy", "value", "player_to_move"),
 )
 _GAME_COLUMNS: Final = ("game_id", "first_player", "moves", "positions", "total_positions", "split")
+_POLICY_CELLS: Final = "policy.list.element.cell"
+"""Path in the Parquet file of the cells of policies, which are enough to count them."""
 _PACKED_BYTES: Final = 128
-"""Upper bound of the bytes of a packed position while a table is made, without a dense policy."""
+"""Upper bound of the bytes of a packed position while a table is made, without optional columns."""
+_ENTRY_BYTES: Final = 6
+"""Bytes of a cell of a policy and of its probability while a table is made."""
 _ROW_BYTES: Final = 2
 """Bytes of a position of a game while a table is made: its tier, and whether it was read."""
 _DENSE: Final = 8
@@ -69,7 +77,14 @@ def table_digest(store: Store) -> str:
 
 
 def read_game_table(
-    store: Store, split: str, *, tiers: bool, check: Check = "sizes", progress: Progress = SILENT
+    store: Store,
+    split: str,
+    *,
+    tiers: bool,
+    targets: Mapping[str, str] = MappingProxyType({}),
+    policies: bool = True,
+    check: Check = "sizes",
+    progress: Progress = SILENT,
 ) -> GameTable:
     """Read the positions of a split as games.
 
@@ -77,6 +92,9 @@ def read_game_table(
         store: The store.
         split: "train", "val" or "test". Positions without a game are in "train".
         tiers: Whether to read value sample tiers.
+        targets: Optional columns to read, with the dtype of each in the table (default: none).
+        policies: Whether to read the policies that are not one-hot. Otherwise the table only contains which
+            positions have one (default True).
         check: "sizes" compares the sizes of the files of positions with the manifest. "digests" hashes them
             and compares every board with the moves of its game. Files of games and sources are always hashed.
             Default: "sizes".
@@ -94,16 +112,17 @@ def read_game_table(
             "the store has no positions", path=store.path, hint="Convert files with `hexdata convert` first."
         )
     _check_files(store, check, progress)
-    reader = _TableReader(store, split, tiers=tiers, all_boards=check == "digests")
+    given: dict[str, Any] = {"tiers": tiers, "targets": dict(targets), "policies": policies}
+    reader = _TableReader(store, split, **given, all_boards=check == "digests")
     progress.begin("read games", store.manifest.counts["positions"], "positions")
     arrays = reader.read(progress)
     if not len(arrays["fill"]) and not len(arrays[PACKED_PREFIX + "position_id"]):
         raise ConfigError("the split has no positions", path=store.path, found=split)
-    again = partial(_read_again, store.path, table_digest(store), split, tiers=tiers, check=check)
+    again = partial(_read_again, store.path, table_digest(store), split, check=check, **given)
     return GameTable(reader.board_size, arrays, again)
 
 
-def _read_again(path: AnyPath, digest: str, split: str, *, tiers: bool, check: Check) -> GameTable:
+def _read_again(path: AnyPath, digest: str, split: str, **options: Any) -> GameTable:
     """Read a table whose temporary file is gone.
 
     Raises:
@@ -118,7 +137,7 @@ def _read_again(path: AnyPath, digest: str, split: str, *, tiers: bool, check: C
             expected=digest,
             hint="Make a new loader.",
         )
-    return read_game_table(store, split, tiers=tiers, check=check)
+    return read_game_table(store, split, **options)
 
 
 def _check_files(store: Store, check: Check, progress: Progress) -> None:
@@ -155,6 +174,8 @@ class _PartFacts:
 
     has_unknown: bool = False
     """Whether it has positions of the split that belong to no game."""
+    has_policies: bool = False
+    """Whether it has positions with a policy that is not one-hot."""
     lowest_game: int = np.iinfo(np.int64).max
     highest_game: int = -1
 
@@ -176,14 +197,15 @@ class _Candidates:
         own_ids, own_values: Whether the ids are not consecutive, or the values vary, (G,).
         read_count: Number of positions read of each game, as long as each is read in order, (G,).
         was_read: Whether each position was read, (R,); None as long as each game is read in order.
-        tier: Value sample tier of each position, (R,); None if tiers are not read.
+        columns: Labels of each position by name, (R,): ``tier`` and optional columns, if they are read, and
+            ``policy_count``, the number of entries of the policy, as soon as a position has one.
     """
 
     fill: Array
     first_player: npt.NDArray[np.uint8]
     game_id: Int64Array
     starts: Int64Array
-    tier: npt.NDArray[np.uint8] | None
+    columns: dict[str, Array]
     is_plain: Bools = field(init=False)
     is_known: Bools = field(init=False)
     first_id: Int64Array = field(init=False)
@@ -215,29 +237,79 @@ class _Candidates:
         if keep.all():
             return
         lengths = np.diff(self.starts)
-        if self.tier is not None:
-            self.tier = self.tier[np.repeat(keep, lengths)]
-        kept = np.flatnonzero(keep)
-        for start in range(0, len(kept), 1 << 16):  # in place, since the fill rows take most of the memory
-            chosen = kept[start : start + (1 << 16)]
+        kept, rows = np.flatnonzero(keep), 0
+        for start in range(0, len(kept), 1 << 12):  # in place, since these arrays take most of the memory
+            chosen = kept[start : start + (1 << 12)]
             self.fill[start : start + len(chosen)] = self.fill[chosen]
+            moved = find_ranges(self.starts[chosen], lengths[chosen])
+            for column in self.columns.values():
+                column[rows : rows + len(moved)] = column[moved]
+            rows += len(moved)
         self.fill = self.fill[: len(kept)]
+        self.columns = {name: column[:rows] for name, column in self.columns.items()}
         self.starts = np.concatenate([[0], np.cumsum(lengths[keep])])
         for name in _OF_KEPT_GAMES:
             setattr(self, name, getattr(self, name)[keep])
 
 
+class _RowsWithPolicy(NamedTuple):
+    """Policies of some rows."""
+
+    rows: Int64Array
+    """The rows, (k,), each once."""
+    policies: SparsePolicies
+    """The k policies."""
+
+    @classmethod
+    def join(cls, parts: Sequence[_RowsWithPolicy]) -> _RowsWithPolicy:
+        """Return all of several policies, in ascending order of rows."""
+        counts = [np.empty(0, np.int64), *(np.diff(part.policies.starts) for part in parts)]
+        cells = [np.empty(0, np.uint16), *(part.policies.cells for part in parts)]
+        probabilities = [np.empty(0, np.float32), *(part.policies.probabilities for part in parts)]
+        starts = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+        joined = SparsePolicies(starts, np.concatenate(cells), np.concatenate(probabilities))
+        return cls(np.concatenate([np.empty(0, np.int64), *(part.rows for part in parts)]), joined).sorted()
+
+    def sorted(self) -> _RowsWithPolicy:
+        """Return the policies in ascending order of rows."""
+        if (np.diff(self.rows) > 0).all():
+            return self
+        order = np.argsort(self.rows)
+        return _RowsWithPolicy(self.rows[order], self.policies.take(order))
+
+    def renumbered(self, new_rows: Int64Array) -> _RowsWithPolicy:
+        """Return the policies with ``new_rows[row]`` for each row."""
+        return _RowsWithPolicy(new_rows[self.rows], self.policies).sorted()
+
+    def without_entries(self) -> _RowsWithPolicy:
+        """Return policies of zeros for the same rows."""
+        starts = np.zeros(len(self.rows) + 1, np.int64)
+        zeros = SparsePolicies(starts, np.empty(0, np.uint16), np.empty(0, np.float32))
+        return _RowsWithPolicy(self.rows, zeros)
+
+
 class _TableReader:
     """Reads the arrays of a table in two passes."""
 
-    def __init__(self, store: Store, split: str, *, tiers: bool, all_boards: bool) -> None:
+    def __init__(
+        self,
+        store: Store,
+        split: str,
+        *,
+        tiers: bool,
+        targets: dict[str, str],
+        policies: bool,
+        all_boards: bool,
+    ) -> None:
         assert store.manifest.board_size is not None
         self.board_size = store.manifest.board_size
         self._cells = self.board_size**2
         self._store = store
         self._split = split
-        self._tiers = tiers
-        self._schema = positions_schema(self.board_size)
+        self._targets = {name: np.dtype(dtype) for name, dtype in targets.items()}
+        self._columns = ({"tier": np.dtype(np.uint8)} if tiers else {}) | self._targets
+        self._with_policies = policies
+        self._schema = positions_schema(self.board_size, [*targets])
         shuffled = _shuffled_sources(store)
         self._parts = [
             _Part(store.path / name, facts.rows, all_boards or _source_of(name) in shuffled)
@@ -245,6 +317,7 @@ class _TableReader:
         ]
         self._facts = [_PartFacts() for _ in self._parts]
         self._memory = int(available_memory() * _MEMORY_SHARE)
+        self._needed = 0
         self._packed_count = 0
 
     def read(self, progress: Progress) -> dict[str, Array]:
@@ -254,11 +327,14 @@ class _TableReader:
         self._number = np.full(games + 1, _OTHER_SPLIT, np.int32)
         self._number[-1] = _NOT_IN_TABLE if self._split == "train" else _OTHER_SPLIT
         self._table = self._read_games()
-        for part, rows in self._batches(range(len(self._parts)), self._label_columns, boards=True):
+        for part, rows in self._batches(range(len(self._parts)), self._label_columns, labels=True):
             self._read_labels(part, rows)
             progress.advance(rows.num_rows)
         self._finish_games()
-        return self._arrays(self._read_own_labels(), self._read_packed())
+        own_labels = self._read_own_labels()
+        packed, packed_policies = self._read_packed()
+        policies = self._read_policies(len(packed["value"]), packed_policies)
+        return self._arrays(own_labels, packed, policies)
 
     # --- games ----------------------------------------------------------------------------------------
 
@@ -299,9 +375,10 @@ class _TableReader:
                 lengths.append(counts_of_moves[distinct] + 1)
                 count += len(chosen)
         game_id, length = np.concatenate(ids), np.concatenate(lengths)
-        tier = np.full(int(length.sum()), NO_TIER, np.uint8) if self._tiers else None
+        self._require_memory(self._target_bytes * int(length.sum()))
+        columns = {name: np.empty(int(length.sum()), dtype) for name, dtype in self._columns.items()}
         starts = np.concatenate([[0], np.cumsum(length)])
-        return _Candidates(fill[:count], np.concatenate(first_players), game_id, starts, tier)
+        return _Candidates(fill[:count], np.concatenate(first_players), game_id, starts, columns)
 
     def _check_games(self, path: AnyPath, table: pa.Table, last_id: int) -> int:
         """Check the ids and splits of a part of the games, and return its last id.
@@ -326,7 +403,12 @@ class _TableReader:
 
     @property
     def _label_columns(self) -> tuple[str, ...]:
-        return (*_LABELS, "value_sample_tier") if self._tiers else _LABELS
+        return (*_LABELS, *map(_stored_name, self._columns))
+
+    @property
+    def _target_bytes(self) -> int:
+        """Bytes of the optional columns of one position."""
+        return sum(dtype.itemsize for dtype in self._targets.values())
 
     def _read_labels(self, part: int, rows: pa.Table) -> None:
         """Compare labels of positions with the moves of their games.
@@ -335,6 +417,7 @@ class _TableReader:
         ids, alternating players and the same other labels. In game order a run is a whole game.
         """
         table = self._table
+        self._find_policies(part, rows)
         number = self._numbers(part, rows)
         ply = _column(rows, "position_in_game", NO_PLY)
         total = _column(rows, "total_positions", NO_PLY)
@@ -381,11 +464,47 @@ class _TableReader:
         table.is_known[games[new]] = True
         table.own_ids[games[table.first_id[games] != first_ids]] = True
         table.own_values[games[table.value[games] != value[heads]]] = True
-        if table.tier is not None:
-            tiers = _column(rows, "value_sample_tier", NO_TIER)
-            tiers = tiers[_ranges(heads[plain], lengths[plain])]
-            self._check_values(part, {"value_sample_tier": tiers})
-            table.tier[_ranges((table.starts[games] + first_plies)[plain], lengths[plain])] = tiers
+        columns = {name: _stored_name(name) for name in self._columns}
+        if self._facts[part].has_policies or "policy_count" in table.columns:
+            columns["policy_count"] = "policy"
+        if not columns:
+            return
+        given = find_ranges(heads[plain], lengths[plain])
+        positions = find_ranges((table.starts[games] + first_plies)[plain], lengths[plain])
+        for name, stored in columns.items():
+            if name == "policy_count":
+                values = self._policy_counts(part, rows)[given]
+            else:
+                values = _column(rows, stored, null_of(stored))[given]
+                self._check_values(part, {stored: values})
+            with np.errstate(over="ignore"):  # a float64 that float32 cannot represent is infinite
+                table.columns[name][positions] = values
+
+    def _policy_counts(self, part: int, rows: pa.Table) -> npt.NDArray[np.uint16]:
+        """Return the number of entries of the policy of each position; 0 for none."""
+        column = rows.column("policy").combine_chunks()
+        if not pa.types.is_struct(column.type.value_type):
+            with_policy, policies = self._policies_of(part, rows)
+            numbers = np.zeros(len(column), np.uint16)
+            numbers[with_policy] = count_entries(policies)
+            return numbers
+        counts = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        if len(counts) and counts.max() > self._cells:
+            found, expected = f"{counts.max()} cells", f"at most {self._cells}"
+            raise self._invalid(self._parts[part].path, "policy", found, expected)
+        is_valid = column.is_valid().to_numpy(zero_copy_only=False)
+        return np.where(is_valid, np.maximum(counts, 1), 0).astype(np.uint16)
+
+    def _find_policies(self, part: int, rows: pa.Table) -> None:
+        """Note whether rows of a part have policies, and prepare to count those of games."""
+        column = rows.column("policy")
+        if column.null_count == len(column):
+            return
+        self._facts[part].has_policies = True
+        table = self._table
+        if "policy_count" not in table.columns:
+            self._require_memory(2 * int(table.starts[-1]))
+            table.columns["policy_count"] = np.zeros(int(table.starts[-1]), np.uint16)
 
     def _numbers(self, part: int, rows: pa.Table) -> npt.NDArray[np.int32]:
         """Return the number of the game of each position in the table, or why it has none."""
@@ -419,10 +538,12 @@ class _TableReader:
         has_move = move[others] != NO_MOVE
         further = is_last & (move[others] < self._cells) & (filled[others] == never_filled(filled.dtype))
         table.fill.reshape(-1)[cells[others[further]]] = expected[others[further]]
-        found = [others[~(further | (is_last & ~has_move))]]
+        has_policy = np.zeros(len(number), np.bool_)
         policy = rows.column("policy")
         if policy.null_count < len(policy):
-            found.append(np.flatnonzero(policy.is_valid().to_numpy() & (number >= 0)))
+            has_policy = policy.is_valid().to_numpy()
+        found = [others[~(further | ((is_last | has_policy[others]) & ~has_move))]]
+        found.append(np.flatnonzero(has_policy & (move != NO_MOVE) & (number >= 0)))
         if "board" in rows.column_names:
             found.append(self._rows_with_other_boards(number, ply, rows))
         return np.concatenate(found)
@@ -453,10 +574,10 @@ class _TableReader:
                 table.read_count[games] = stops  # of equal games, the last number remains
                 return
             table.was_read = np.zeros(int(table.starts[-1]), np.bool_)
-            table.was_read[_ranges(table.starts[:-1], table.read_count.astype(np.int64))] = True
+            table.was_read[find_ranges(table.starts[:-1], table.read_count.astype(np.int64))] = True
         positions = table.starts[games] + first_plies
         if (lengths > 1).any():
-            positions, games = _ranges(positions, lengths), np.repeat(games, lengths)
+            positions, games = find_ranges(positions, lengths), np.repeat(games, lengths)
         table.demote(games[table.was_read[positions]])
         table.demote(games[_find_repeated(positions)])
         table.was_read[positions] = True
@@ -498,7 +619,7 @@ class _TableReader:
         names = [name for name in ("position_id", "value") if f"{name}s" in arrays]
         games = table.game_id[table.own_ids | table.own_values]
         columns = ("game_id", "position_in_game", *names)
-        for part, rows in self._batches(self._parts_with(games), columns, boards=False):
+        for part, rows in self._batches(self._parts_with(games), columns):
             numbers = self._numbers(part, rows)
             inside = np.flatnonzero(numbers >= 0)
             numbers, plies = numbers[inside], _column(rows, "position_in_game", NO_PLY)[inside]
@@ -511,29 +632,80 @@ class _TableReader:
                 arrays[f"{name}s"][starts[own] + plies[own]] = labels
         return arrays
 
-    def _read_packed(self) -> Block:
-        """Return the positions outside the table, in ascending order of position id."""
-        self._require_memory(self._packed_count * _PACKED_BYTES)
+    def _read_packed(self) -> tuple[Block, _RowsWithPolicy]:
+        """Return the positions outside the table, in ascending order of position id, and their policies."""
+        self._require_memory(self._packed_count * (_PACKED_BYTES + 2 * self._target_bytes))
         parts = set(self._parts_with(np.flatnonzero(self._number[:-1] == _NOT_IN_TABLE)))
         parts |= {part for part, facts in enumerate(self._facts) if facts.has_unknown}
-        columns = (*block_fields(self.board_size, with_policy=False), "policy")
+        targets = [*self._targets]
+        columns = (*block_fields(self.board_size, with_policy=False, targets=targets), "policy")
         blocks: list[Block] = []
-        for part, rows in self._batches(sorted(parts), columns, boards=False):
+        found: list[_RowsWithPolicy] = []
+        count = 0
+        for part, rows in self._batches(sorted(parts), columns):
             others = np.flatnonzero(self._numbers(part, rows) == _NOT_IN_TABLE)
             if not len(others):
                 continue
             chosen = rows.take(pa.array(others))
-            policies = chosen.column("policy")
-            try:
-                block = columns_to_block(chosen, with_policy=policies.null_count < len(policies))
-            except StoreError as error:
-                path = self._parts[part].path
-                raise self._invalid(path, "policy", error.found, f"{self._cells} numbers") from error
+            given, policies = self._policies_of(part, chosen)
+            block = columns_to_block(chosen, with_policy=False, targets=targets)
             self._check_values(part, block)
-            if "policy" in block:
-                self._require_memory(2 * block["policy"].nbytes)  # for the blocks and for their concatenation
+            self._require_memory(2 * _ENTRY_BYTES * len(policies.cells))  # with their concatenation
+            with np.errstate(over="ignore"):
+                block |= {name: block[name].astype(dtype) for name, dtype in self._targets.items()}
             blocks.append(block)
-        return self._join(blocks)
+            found.append(_RowsWithPolicy(given + count, policies))
+            count += len(others)
+        return self._join(blocks, found)
+
+    def _policies_of(self, part: int, rows: pa.Table) -> tuple[Int64Array, SparsePolicies]:
+        """Return the rows that have a policy that is not one-hot, and these policies."""
+        try:
+            return SparsePolicies.from_arrow(rows.column("policy"), self._cells)
+        except StoreError as error:
+            raise self._invalid(
+                self._parts[part].path, "policy", error.found or error.reason, str(error.expected)
+            ) from error
+
+    def _read_policies(self, packed: int, of_packed: _RowsWithPolicy) -> dict[str, Array]:
+        """Return the arrays of the policies of all rows; none if no row has one.
+
+        Args:
+            packed: Number of positions outside the table.
+            of_packed: Their policies.
+        """
+        table = self._table
+        game_rows = int(table.starts[-1])
+        counts = table.columns.pop("policy_count", np.zeros(0, np.uint16))
+        packed_counts = count_entries(of_packed.policies)
+        entries = int(counts.sum(dtype=np.int64) + packed_counts.sum())
+        if not entries:
+            return {}
+        rows, contents = game_rows + packed, self._with_policies
+        self._require_memory(
+            2 * rows + RowPolicies.bytes_of(rows, entries, self._cells, contents=contents), policies=contents
+        )
+        all_counts = np.zeros(rows, np.uint16)
+        all_counts[: len(counts)] = counts
+        all_counts[game_rows + of_packed.rows] = packed_counts
+        del counts
+        arrays = RowPolicies.allocate(all_counts, self._cells, contents=contents)
+        if not contents:
+            return arrays
+        policies = RowPolicies(arrays)
+        policies.put(game_rows + of_packed.rows, of_packed.policies)
+        parts = [part for part in self._parts_with(table.game_id) if self._facts[part].has_policies]
+        for part, batch in self._batches(parts, ("game_id", "position_in_game", "policy")):
+            numbers, plies = self._numbers(part, batch), _column(batch, "position_in_game", NO_PLY)
+            found, given = self._policies_of(part, batch)
+            inside = np.flatnonzero(numbers[found] >= 0)
+            found = found[inside]
+            if len(inside) < len(given):
+                given = given.take(inside)
+            if not policies.put(table.starts[numbers[found]] + plies[found], given):
+                path = self._parts[part].path
+                raise self._invalid(path, "policy", "other numbers of cells", "those read before")
+        return arrays
 
     def _parts_with(self, games: Int64Array) -> list[int]:
         """Return the parts that may contain positions of any of these games, ascending ids (k,)."""
@@ -551,16 +723,30 @@ class _TableReader:
             if bad is not None:
                 raise self._invalid(self._parts[part].path, name, bad.found, bad.expected)
 
-    def _join(self, blocks: Sequence[Block]) -> Block:
-        """Return the positions outside the table, in ascending order of position id."""
+    def _join(
+        self, blocks: Sequence[Block], found: Sequence[_RowsWithPolicy]
+    ) -> tuple[Block, _RowsWithPolicy]:
+        """Return the positions outside the table, in ascending order of position id, and their policies."""
         if not blocks:
-            fields = block_fields(self.board_size, with_policy=False)
-            return {name: np.empty((0, *spec.shape), spec.dtype) for name, spec in fields.items()}
-        joined = _add_irregular_policies(join_blocks(blocks), self.board_size)
+            fields = block_fields(self.board_size, with_policy=False, targets=[*self._targets])
+            empty = {name: np.empty((0, *spec.shape), spec.dtype) for name, spec in fields.items()}
+            return empty, _RowsWithPolicy.join([])
+        joined, policies = join_blocks(blocks), _RowsWithPolicy.join(found)
+        if self._with_policies:
+            policies = _add_irregular_policies(joined, policies, self.board_size)
+        else:
+            policies = policies.without_entries()
         ids = joined["position_id"]
-        return joined if (np.diff(ids) > 0).all() else take_rows(joined, np.argsort(ids, kind="stable"))
+        if (np.diff(ids) > 0).all():
+            return joined, policies
+        order = np.argsort(ids, kind="stable")
+        new_rows = np.empty(len(ids), np.int64)
+        new_rows[order] = np.arange(len(ids))
+        return take_rows(joined, order), policies.renumbered(new_rows)
 
-    def _arrays(self, own_labels: dict[str, Array], packed: Block) -> dict[str, Array]:
+    def _arrays(
+        self, own_labels: dict[str, Array], packed: Block, policies: dict[str, Array]
+    ) -> dict[str, Array]:
         """Return the arrays of the table."""
         table = self._table
         arrays: dict[str, Array] = {
@@ -571,24 +757,23 @@ class _TableReader:
             "position_id": table.first_id,
             "value": table.value.view(np.float32),
         }
-        if table.tier is not None:
-            arrays["tier"] = table.tier
-        arrays |= own_labels
+        arrays |= table.columns | own_labels | policies
         return arrays | {PACKED_PREFIX + name: array for name, array in packed.items()}
 
     # --- files ----------------------------------------------------------------------------------------
 
     def _batches(
-        self, parts: Sequence[int], columns: Sequence[str], *, boards: bool
+        self, parts: Sequence[int], columns: Sequence[str], *, labels: bool = False
     ) -> Iterator[tuple[int, pa.Table]]:
         """Yield row groups of parts, each with its part; the next one is read meanwhile.
 
         Args:
             parts: The parts.
-            columns: Columns to read.
-            boards: Whether to read boards, too, of the parts whose boards have to be compared.
+            columns: Columns to read. The column ``policy`` has the type of the file.
+            labels: Whether to read boards, too, of the parts whose boards have to be compared, and only the
+                cells of policies.
         """
-        groups = self._row_groups(parts, columns, boards=boards)
+        groups = self._row_groups(parts, columns, labels=labels)
         with ThreadPoolExecutor(1) as executor:
             coming = executor.submit(next, groups, None)
             while (item := coming.result()) is not None:
@@ -596,26 +781,39 @@ class _TableReader:
                 yield item
 
     def _row_groups(
-        self, parts: Sequence[int], columns: Sequence[str], *, boards: bool
+        self, parts: Sequence[int], columns: Sequence[str], *, labels: bool
     ) -> Iterator[tuple[int, pa.Table]]:
+        version = self._store.manifest.schema_version
         for part in parts:
             path, rows, check_boards = self._parts[part]
-            names = [*columns, "board"] if boards and check_boards else [*columns]
+            names = [*columns, "board"] if labels and check_boards else [*columns]
             schema = pa.schema([self._schema.field(name) for name in names])
-            with open_parquet(path, schema) as file:
+            with open_parquet(path, schema, version) as file:
                 require_rows(path, file, rows)
+                converted = pa.schema([field for field in schema if field.name != "policy"])
+                stored = [field.name for field in stored_fields(converted, version).values() if field]
+                if "policy" in names:
+                    leaves = {file.schema.column(i).path for i in range(len(file.schema))}
+                    stored.append(_POLICY_CELLS if labels and _POLICY_CELLS in leaves else "policy")
                 for group in range(file.num_row_groups):
-                    yield part, file.read_row_group(group, columns=names)
+                    table = file.read_row_group(group, columns=stored)
+                    converted_rows = convert_columns(table, converted)
+                    if "policy" in names:
+                        converted_rows = converted_rows.append_column("policy", table.column("policy"))
+                    yield part, converted_rows
 
-    def _require_memory(self, needed: int) -> None:
-        if needed > self._memory:
-            raise BudgetError.of_memory(
-                "the table of games does not fit into the available memory",
-                found=self._memory,
-                expected=needed,
-                hint="Run `hexdata shuffle` and `hexdata export`, and load the shards with mode='stream'.",
-            )
-        self._memory -= needed
+    def _require_memory(self, needed: int, *, policies: bool = False) -> None:
+        self._needed += needed
+        if self._needed <= self._memory:
+            return
+        fields = [*self._targets, *(["policy"] if policies else [])]
+        fewer = f"Leave out some of the fields {', '.join(fields)}; or run" if fields else "Run"
+        raise BudgetError.of_memory(
+            "the table of games does not fit into the available memory",
+            found=self._memory,
+            expected=self._needed,
+            hint=f"{fewer} `hexdata shuffle` and `hexdata export`, and load the shards with mode='stream'.",
+        )
 
     def _invalid(self, path: AnyPath, column: str, found: object, expected: str) -> StoreError:
         return StoreError(
@@ -626,6 +824,11 @@ class _TableReader:
             expected=expected,
             hint="Run `hexdata verify` to see what else is wrong; then convert the sources again.",
         )
+
+
+def _stored_name(column: str) -> str:
+    """Return the column of positions from which a column of the table is read."""
+    return "value_sample_tier" if column == "tier" else column
 
 
 def _column(rows: pa.Table, name: str, null: float) -> Array:
@@ -652,15 +855,6 @@ def _find_repeated(numbers: Int64Array) -> Int64Array:
     return repeated
 
 
-def _ranges(starts: Array, lengths: Array) -> Int64Array:
-    """Return the concatenated ranges [start, start + length)."""
-    ends = np.cumsum(lengths)
-    found: Int64Array = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(
-        starts - (ends - lengths), lengths
-    )
-    return found
-
-
 def _whole_games(games: pa.Table, cells: int) -> tuple[Int64Array, Array, Int64Array]:
     """Return the rows of the games with all moves and positions, their concatenated moves and their lengths.
 
@@ -683,22 +877,14 @@ def _whole_games(games: pa.Table, cells: int) -> tuple[Int64Array, Array, Int64A
     return rows, values, lengths[rows]
 
 
-def _add_irregular_policies(block: Block, board_size: int) -> Block:
-    """Store the moves on occupied cells, which a fill row cannot represent, as dense policies, too."""
+def _add_irregular_policies(block: Block, policies: _RowsWithPolicy, board_size: int) -> _RowsWithPolicy:
+    """Add the moves on occupied cells, which a fill row cannot represent, as one-hot policies."""
     move = np.where(block["move"] == NO_MOVE, -1, block["move"].astype(np.int64))
-    rows = moves_on_stones(block["board"], move, board_size)
-    if "policy" in block:
-        rows = np.setdiff1d(rows, block["policy_row"])
+    rows = np.setdiff1d(moves_on_stones(block["board"], move, board_size), policies.rows)
     if not len(rows):
-        return block
-    policies = np.zeros((len(rows), board_size**2), np.float32)
-    policies[np.arange(len(rows)), move[rows]] = 1.0
-    if "policy" in block:
-        rows = np.concatenate([block["policy_row"], rows.astype(np.uint32)])
-        policies = np.concatenate([block["policy"], policies])
-        order = np.argsort(rows, kind="stable")
-        rows, policies = rows[order], policies[order]
-    return block | {"policy": policies, "policy_row": rows.astype(np.uint32)}
+        return policies
+    one_hot = SparsePolicies(np.arange(len(rows) + 1), block["move"][rows], np.ones(len(rows), np.float32))
+    return _RowsWithPolicy.join([policies, _RowsWithPolicy(rows, one_hot)])
 
 
 def _shuffled_sources(store: Store) -> set[int]:

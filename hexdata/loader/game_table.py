@@ -8,15 +8,24 @@ table from a store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.fill import POSITION_PLY, FillArray, boards_to_fill, fill_to_move, never_filled
+from hexdata.fill import (
+    POSITION_PLY,
+    FillArray,
+    boards_to_fill,
+    fill_to_move,
+    never_filled,
+    remove_next_move,
+)
+from hexdata.loader.row_policies import RowPolicies
 from hexdata.loader.shared_arrays import SharedArrays
-from hexdata.schema import NO_MOVE
-from hexdata.shards.blocks import Block, block_length, slice_rows, take_rows
+from hexdata.schema import NO_MOVE, is_target
+from hexdata.shards.blocks import SPARSE_FIELDS, Block, block_length, slice_rows, take_rows
 
 __all__ = ["PACKED_PREFIX", "GameTable", "TableRows"]
 
@@ -30,7 +39,7 @@ _MAX_STEPS: Final = 4
 """Maximum number of games that begin within a group of rows, if the groups are not single rows."""
 PACKED_PREFIX: Final = "packed."
 """Prefix of the arrays of packed positions."""
-_NEED_FILL: Final = frozenset(("fill", "move"))
+_NEED_FILL: Final = frozenset(("fill", "ply", "move"))
 _POLICY: Final = ("policy", "policy_row")
 
 
@@ -38,11 +47,23 @@ class TableRows:
     """Gathered rows, in the order in which they were requested."""
 
     def __init__(self, block: Block) -> None:
-        self._block = block
+        self._policies = {name: block[name] for name in SPARSE_FIELDS if name in block}
+        self._block = {name: array for name, array in block.items() if name not in self._policies}
+        counts = self._policies.get("policy_count", np.empty(0, np.uint16))
+        self._starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
     def take(self, start: int, stop: int) -> Block:
         """Return views of rows [start, stop)."""
-        return slice_rows(self._block, start, stop)
+        cut = slice_rows(self._block, start, stop)
+        if self._policies:
+            first, last = np.searchsorted(self._policies["policy_row"], (start, stop))
+            cut["policy_row"] = self._policies["policy_row"][first:last] - np.uint32(start)
+            if "policy_cell" in self._policies:
+                own = slice(self._starts[first], self._starts[last])
+                cut["policy_count"] = self._policies["policy_count"][first:last]
+                cut["policy_cell"] = self._policies["policy_cell"][own]
+                cut["policy_probability"] = self._policies["policy_probability"][own]
+        return cut
 
 
 class GameTable:
@@ -66,7 +87,12 @@ class GameTable:
               each position of these games. ``position_ids`` contains offsets from ``position_id``, which is
               then the lowest id. Absent if there are no such games.
             - ``tier`` uint8 (R,): value sample tiers. Absent if no member or condition needs them.
-            - ``packed.NAME`` (P, …): the fields of the other positions, as in a block.
+            - ``root_value`` float32, ``visits`` int32, ``weight`` float32, ``extra.NAME`` float32 or float64,
+              each (R,): optional columns of the store. Absent if no member or condition needs them.
+            - ``policy_group``, ``policy_offset``, ``policy_cell``, ``policy_probability``: the policies of
+              all R + P rows, which ``row_policies`` describes. Absent if no position has one. The last two
+              are absent if no member needs them. A position of a game that has a policy has no move.
+            - ``packed.NAME`` (P, …): the fields of the other positions, as in a block, without policies.
         read_again: Returns an equal table. Called by a copy that cannot open the temporary file.
 
     Attributes:
@@ -95,6 +121,7 @@ class GameTable:
             for name, array in arrays.items()
             if name.startswith(PACKED_PREFIX)
         }
+        self._policies = RowPolicies(arrays) if "policy_offset" in arrays else None
         starts = arrays["starts"]
         self.games = len(self._fill)
         self.game_rows = int(starts[-1])
@@ -117,13 +144,13 @@ class GameTable:
 
     @property
     def has_policies(self) -> bool:
-        """Whether any position has a dense policy."""
-        return "policy" in self._packed
+        """Whether any position has a policy that is not one-hot."""
+        return self._policies is not None
 
     def bytes_per_row(self, members: Sequence[str]) -> int:
-        """Return the approximate size of a gathered row in bytes, including a dense policy."""
-        dense = 4 * self.board_size**2 if self.has_policies and "policy" in members else 0
-        return self._fill.itemsize * self.board_size**2 + 8 * len(members) + dense
+        """Return the approximate size of a gathered row in bytes, including its sparse policy."""
+        entries = self._policies.entries_per_row if self._policies and "policy" in members else 0
+        return self._fill.itemsize * self.board_size**2 + 8 * len(members) + int(6 * entries)
 
     def wait_until_ready(self) -> None:
         """Return at once, because the table is in memory."""
@@ -134,7 +161,9 @@ class GameTable:
         Args:
             rows: Row numbers (B,), in any order; a number may repeat.
             members: Names of the members: fields of a shard except ``board``; or ``fill``, which adds the
-                fill rows (B, n·n) as ``fill`` and their plies (B,) as ``ply``.
+                fill rows (B, n·n) as ``fill`` and their plies (B,) as ``ply``. With ``ply``, the fill rows of
+                positions that have a policy have no next move. ``policy`` adds ``SPARSE_FIELDS``, and
+                ``policy_row`` adds only the first of them; both add nothing if no position has a policy.
 
         Raises:
             IndexError: A row is outside the split.
@@ -146,7 +175,7 @@ class GameTable:
         if len(rows) and not (rows.min() >= 0 and rows.max() < self.positions):
             raise IndexError(f"a row is outside the {self.positions:,} rows of the split")
         if self.game_rows == self.positions:
-            return self._take_games(rows, members)
+            return self._take_games(rows, members) | self._take_policies(rows, members)
         in_game = rows < self.game_rows
         of_games, others = np.flatnonzero(in_game), np.flatnonzero(~in_game)
         found = self._take_games(rows[of_games], members)
@@ -156,15 +185,19 @@ class GameTable:
             both = np.empty((len(rows), *values.shape[1:]), values.dtype)
             both[of_games], both[others] = values, packed[name]
             merged[name] = both
-        if "policy" in packed:
-            merged["policy"] = packed["policy"]
-            merged["policy_row"] = others[packed["policy_row"]].astype(np.uint32)
-        return merged
+        return merged | self._take_policies(rows, members)
+
+    def _take_policies(self, rows: Int64Array, members: Sequence[str]) -> Block:
+        if self._policies is None or not set(_POLICY) & set(members):
+            return {}
+        if "policy" in members:
+            return self._policies.take(rows)
+        return {"policy_row": np.flatnonzero(self._policies.has_policy(rows)).astype(np.uint32)}
 
     def scan(self, members: Sequence[str]) -> Iterator[Block]:
         """Yield members of all rows in order, some at a time.
 
-        Each block also has ``policy_row``, the rows with a dense policy, which may be empty.
+        Each block also has ``policy_row``, the rows with a policy that is not one-hot, which may be empty.
 
         Args:
             members: Names of the members; neither ``fill`` nor ``policy``.
@@ -178,14 +211,18 @@ class GameTable:
             numbers = np.repeat(np.arange(first, stop), np.diff(self._starts[first : stop + 1]))
             plies = np.arange(row, int(self._starts[stop])) - self._starts[numbers]
             block = self._labels(numbers, plies, labels)
+            with_policy = self._rows_with_policy(row, int(self._starts[stop]))
             if "move" in members:
                 block["move"] = self._moves_of_games(first, stop)
-            yield {**block, "policy_row": np.empty(0, np.uint32)}
+                block["move"][with_policy] = NO_MOVE
+            yield {**block, "policy_row": with_policy}
             first = stop
         if block_length(self._packed):
-            yield {name: self._packed[name] for name in members} | {
-                "policy_row": self._packed.get("policy_row", np.empty(0, np.uint32))
-            }
+            with_policy = self._rows_with_policy(self.game_rows, self.positions)
+            yield {name: self._packed[name] for name in members} | {"policy_row": with_policy}
+
+    def _rows_with_policy(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
+        return np.empty(0, np.uint32) if self._policies is None else self._policies.rows_in(start, stop)
 
     def find(self, rows: Array) -> tuple[Array, Array]:
         """Return the game (B,) and the ply (B,) of rows (B,) that belong to games."""
@@ -201,10 +238,16 @@ class GameTable:
         if not _NEED_FILL.isdisjoint(members):
             fill = self._fill.take(games, axis=0)
             ply = (plies + self._first_player.take(games)).astype(fill.dtype)
-            if "fill" in members:
-                block |= {"fill": fill, "ply": ply}
+            hidden = np.empty(0, np.int64)  # a position with a policy has no move
+            if self._policies is not None and not {"ply", "move"}.isdisjoint(members):
+                hidden = np.flatnonzero(self._policies.has_policy(rows))
             if "move" in members:
                 block["move"] = fill_to_move(fill, ply)
+                block["move"][hidden] = NO_MOVE
+            if "ply" in members and len(hidden):
+                fill[hidden] = remove_next_move(fill[hidden], ply[hidden])
+            if "fill" in members:
+                block |= {"fill": fill, "ply": ply}
         return block
 
     def _labels(self, games: Array, plies: Array, members: Sequence[str]) -> Block:
@@ -218,7 +261,14 @@ class GameTable:
             "value": lambda: self._values(games, plies),
             "value_sample_tier": lambda: self.arrays["tier"].take(self._starts.take(games) + plies),
         }
+        for name in filter(is_target, members):
+            labels[name] = partial(self._targets, name, games, plies)
         return {name: labels[name]() for name in members if name not in _POLICY}
+
+    def _targets(self, name: str, games: Array, plies: Array) -> Array:
+        """Return an optional column. It is aligned with the rows of the games."""
+        values: Array = self.arrays[name].take(self._starts.take(games) + plies)
+        return values
 
     def _position_ids(self, games: Array, plies: Array) -> Int64Array:
         """Return position ids: consecutive, or each game's lowest one plus an offset for each position."""
@@ -260,8 +310,6 @@ class GameTable:
     def _take_packed(self, rows: Int64Array, members: Sequence[str]) -> Block:
         taken = take_rows(self._packed, rows)
         block = {name: taken[name] for name in members if name in taken}
-        if "policy" in block:
-            block["policy_row"] = taken["policy_row"]
         if "fill" in members:
             fill = boards_to_fill(taken["board"], taken["move"], self.board_size)
             block |= {"fill": fill, "ply": np.full(len(fill), POSITION_PLY, fill.dtype)}

@@ -12,7 +12,7 @@ from hexdata.loader.game_reader import read_game_table
 from hexdata.loader.game_table import GameTable
 from hexdata.loader.options import LoaderOptions, Mode
 from hexdata.progress import SILENT, Progress
-from hexdata.shards.blocks import block_fields
+from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 from hexdata.shards.files import MappableSource
 from hexdata.shards.locate import find_source
 from hexdata.shards.manifest import REPAIR_HINT, ShardManifest
@@ -99,10 +99,19 @@ def open_game_rows(
             f"games mode delivers all positions: it does not apply the choices of the shuffle, {choices}",
             stacklevel=4,
         )
-    fields = {*block_fields(1, with_policy=True), "fill"} - {"board"}
+    targets = store.manifest.targets
+    fields = {*block_fields(1, with_policy=False, targets=targets), "fill", *POLICY_FIELDS} - {"board"}
     members = all_members(options, fields, str(store.path))
-    tiers = options.where is not None or "value_sample_tier" in members
-    table = read_game_table(store, options.split, tiers=tiers, check=options.check, progress=progress)
+    read = {name: block_fields(1, with_policy=False, targets=[name])[name].dtype for name in targets}
+    table = read_game_table(
+        store,
+        options.split,
+        tiers=options.where is not None or "value_sample_tier" in members,
+        targets={name: dtype for name, dtype in read.items() if name in members},
+        policies="policy" in members,
+        check=options.check,
+        progress=progress,
+    )
     return SelectedRows(table, members, options), table
 
 

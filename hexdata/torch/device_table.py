@@ -21,9 +21,10 @@ from hexdata.errors import BudgetError
 from hexdata.fill import POSITION_PLY, boards_to_fill, never_filled
 from hexdata.loader.game_table import PACKED_PREFIX, GameTable
 from hexdata.loader.row_filter import LOW_BITS, RowSubset
+from hexdata.loader.row_policies import GROUP_SHIFT, RowPolicies
 from hexdata.order import derive_key
-from hexdata.schema import NO_MOVE
-from hexdata.shards.blocks import block_fields
+from hexdata.schema import NO_MOVE, is_target
+from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 from hexdata.torch.order import shift_right, sort_key
 from hexdata.torch.tensors import TensorBatch
 
@@ -33,10 +34,15 @@ Array = npt.NDArray[Any]
 
 _FILLS: Final = frozenset(("board", "ply", "policy", "policy_mask", "move"))
 """Fields that need the fill rows."""
+_POLICIES: Final = frozenset(("ply", "policy", "policy_mask", "move"))
+"""Fields that depend on which positions have a policy that is not one-hot."""
 _COPY_BYTES: Final = 16 << 20
 """Approximate size of the pieces in which arrays are copied to the device."""
 _NEVER_INT16: Final = int(np.iinfo(np.int16).max)
 """Number of a cell that is never filled in fill rows of int16, the form of uint16 on a device."""
+_ENTRIES_AT_ONCE: Final = 32
+"""Number of entries of each policy that are written together, which limits the memory for their indices."""
+_UINT16: Final = (1 << 16) - 1
 _DRAW_BITS: Final = 53
 _ALL_TIERS: Final = 256
 _TORCH_DTYPES: Final = {
@@ -103,7 +109,8 @@ def _copy_to(device: torch.device, uploads: dict[str, _Upload]) -> dict[str, Ten
         start = 0
         for piece in upload.pieces:
             # A copy, since tensors of read-only arrays give a warning.
-            tensor[start : start + len(piece)] = torch.from_numpy(piece.astype(upload.dtype))
+            with np.errstate(over="ignore"):  # a float64 that float32 cannot represent is infinite
+                tensor[start : start + len(piece)] = torch.from_numpy(piece.astype(upload.dtype))
             start += len(piece)
         tensors[name] = tensor
     return tensors
@@ -172,8 +179,11 @@ class DeviceTable:
         self.device = device
         self.games = len(games.arrays["fill"])
         self.packed = games.positions - games.game_rows
-        stored = {*block_fields(1, with_policy=games.has_policies), "fill"} - {"board"}
+        stored = {*block_fields(1, with_policy=False), *filter(is_target, games.arrays), "fill"} - {"board"}
+        if games.has_policies:
+            stored.update(POLICY_FIELDS)
         self.members = frozenset(required_members(options, stored))
+        self.largest_policy = RowPolicies(games.arrays).largest if games.has_policies else 0
         self.arrays = _copy_to(device, self._choose_arrays(games))
         self.nbytes = sum(tensor.nbytes for tensor in self.arrays.values())
         self.symmetries = torch.from_numpy(symmetry_table(self.board_size).astype(np.int32)).to(device)
@@ -207,11 +217,15 @@ class DeviceTable:
         if self.packed:
             names = ("move", "position_in_game", "total_positions")
             uploads |= {f"packed.{name}": _upload_of(packed[name]) for name in names if name in fields}
-            if "policy" in packed and fields & {"policy", "policy_mask"}:
-                slots = np.full(self.packed, -1, np.int32)
-                slots[packed["policy_row"]] = np.arange(len(packed["policy_row"]))
-                uploads["packed.slot"] = _upload_of(slots)
-                uploads["packed.policy"] = _upload_of(packed["policy"], dtype=np.float32)
+        for name in filter(is_target, fields):
+            dtype = np.float32 if arrays[name].dtype == np.float64 else None
+            uploads[name] = _upload_of(arrays[name], packed[name], dtype=dtype)
+        if games.has_policies and fields & _POLICIES:
+            uploads["policy_group"] = _upload_of(arrays["policy_group"])
+            uploads["policy_offset"] = _upload_of(arrays["policy_offset"].view(np.int16))
+        if games.has_policies and "policy" in fields:
+            uploads["policy_cell"] = _upload_of(arrays["policy_cell"])
+            uploads["policy_probability"] = _upload_of(arrays["policy_probability"])
         return uploads
 
     def _upload_fill(self, fill: Array, packed: dict[str, Array]) -> _Upload:
@@ -256,7 +270,10 @@ class DevicePositions:
 
     def batch(self) -> TensorBatch:
         """Return the fields ``options.delivered`` by name, in their order."""
-        return {name: getattr(self, name) for name in self._table.options.delivered}
+        return {
+            name: self._target(name) if is_target(name) else getattr(self, name)
+            for name in self._table.options.delivered
+        }
 
     # --- location -------------------------------------------------------------------------------------
 
@@ -372,6 +389,9 @@ class DevicePositions:
 
     def _delivered_fill(self) -> Tensor:
         fill = self._fill_image
+        if self._hidden is not None:
+            is_next = fill == self._fill_ply[:, None]
+            fill = fill.masked_fill(is_next & self._hidden[:, None], self._table.never)
         narrow = fill.dtype == torch.uint8
         if narrow and self._swapped is None:
             return fill
@@ -396,6 +416,8 @@ class DevicePositions:
         is_next = self._fill == self._fill_ply[:, None]
         cells = is_next.to(torch.uint8).argmax(dim=1).to(torch.int32)
         cells.masked_fill_(~is_next.any(dim=1), NO_MOVE)
+        if self._hidden is not None:
+            cells.masked_fill_(self._hidden, NO_MOVE)
         moves = self._or_packed("move", lambda: cells)
         if self._symmetry is None:
             return moves
@@ -408,13 +430,22 @@ class DevicePositions:
         """Next moves."""
         return _to_uint16(self._moves)
 
+    def _policy_starts(self, rows: Tensor) -> Tensor:
+        offsets = self._arrays["policy_offset"].index_select(0, rows).to(torch.int64) & _UINT16
+        return self._arrays["policy_group"].index_select(0, rows >> GROUP_SHIFT) + offsets
+
     @cached_property
-    def _slots(self) -> Tensor | None:
-        """Index of the dense policy of each position, int64 (B,); -1 for none. None if there are none."""
-        if "packed.slot" not in self._arrays:
+    def _entries(self) -> tuple[Tensor, Tensor] | None:
+        """First entry of the policy of each position and number of entries, both int64 (B,), or None."""
+        if "policy_offset" not in self._arrays:
             return None
-        slots = self._arrays["packed.slot"][self._packed_index].to(torch.int64)
-        return slots.masked_fill(~self._is_packed, -1)
+        starts = self._policy_starts(self._rows)
+        return starts, self._policy_starts(self._rows + 1) - starts
+
+    @cached_property
+    def _hidden(self) -> Tensor | None:
+        """True for positions of games that have a policy and therefore no move, bool (B,), or None."""
+        return None if self._entries is None else (self._entries[1] > 0) & ~self._is_packed
 
     @property
     def policy(self) -> Tensor:
@@ -424,18 +455,36 @@ class DevicePositions:
             policy = (cells == self._moves[:, None]).to(torch.float32)
         else:
             policy = (self._fill_image == self._fill_ply[:, None]).to(torch.float32)
-        if self._slots is not None:
-            dense = self._arrays["packed.policy"].index_select(0, self._slots.clamp(min=0))
-            policy = torch.where((self._slots >= 0)[:, None], self._image(dense), policy)
+        if self._entries is not None:
+            policy = self._with_sparse(policy, *self._entries)
         if self._table.options.final_policy == "uniform":
             policy.masked_fill_(~self.policy_mask[:, None], 1 / self._n**2)
         return policy
+
+    def _with_sparse(self, policy: Tensor, starts: Tensor, counts: Tensor) -> Tensor:
+        """Return the policies (B, n·n), replaced where positions have sparse ones.
+
+        Unused entries are written to another column, since the host does not know the number of entries.
+        """
+        cells = self._n**2
+        policy = torch.nn.functional.pad(policy.masked_fill((counts > 0)[:, None], 0), (0, 1))
+        for first in range(0, self._table.largest_policy, _ENTRIES_AT_ONCE):
+            last = min(first + _ENTRIES_AT_ONCE, self._table.largest_policy)
+            numbers = torch.arange(first, last, device=counts.device)
+            is_used = numbers < counts[:, None]
+            entries = (starts[:, None] + numbers).masked_fill(~is_used, 0)
+            found = self._arrays["policy_cell"][entries].to(torch.int64)
+            if self._symmetry is not None:
+                found = self._table.symmetries.view(-1)[self._symmetry[:, None] * cells + found]
+            found = found.to(torch.int64).masked_fill(~is_used, cells)
+            policy.scatter_(1, found, self._arrays["policy_probability"][entries])
+        return policy[:, :cells].contiguous()
 
     @property
     def policy_mask(self) -> Tensor:
         """True for positions with a policy."""
         mask = self._moves != NO_MOVE
-        return mask if self._slots is None else mask | (self._slots >= 0)
+        return mask if self._entries is None else mask | (self._entries[1] > 0)
 
     # --- labels ---------------------------------------------------------------------------------------
 
@@ -454,6 +503,13 @@ class DevicePositions:
         """Values."""
         value = self._own_labels("value", self._take("value"))
         return value if self._swapped is None else torch.where(self._swapped, 1 - value, value)
+
+    def _target(self, name: str) -> Tensor:
+        """Return an optional column of the store."""
+        numbers = self._arrays[name][self._rows]
+        if name == "root_value" and self._swapped is not None:
+            return torch.where(self._swapped, 1 - numbers, numbers)
+        return numbers
 
     @property
     def value_weight(self) -> Tensor:

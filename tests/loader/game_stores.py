@@ -18,19 +18,30 @@ from hexdata.errors import ConfigError
 from hexdata.fill import fill_to_move, fill_to_stones
 from hexdata.loader import Loader
 from hexdata.loader.options import Mode
-from hexdata.schema import SPLITS, games_schema, positions_schema, rejected_schema, sources_schema
+from hexdata.policy import SparsePolicies
+from hexdata.schema import (
+    SCHEMA_VERSION,
+    SPLITS,
+    games_schema,
+    positions_schema,
+    rejected_schema,
+    sources_schema,
+)
 from hexdata.shards.blocks import block_fields, columns_to_block
 from hexdata.shards.format import ShardWriter
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.store import Store
+from hexdata.store.columns import stored_fields
 from hexdata.store.manifest import Manifest
-from hexdata.store.parquet import write_parquet
+from hexdata.store.parquet import ParquetRows, read_rows, write_parquet
 
 __all__ = [
     "ALL_FIELDS",
     "COMPARED",
     "FEW",
+    "SEARCHED",
     "Row",
+    "add_search",
     "assert_modes_agree",
     "contents",
     "game_row",
@@ -67,6 +78,8 @@ COMPARED: tuple[dict[str, Any], ...] = (
     {"fields": ("value", "move", "position_id"), "symmetry": True},
 )
 """Options with which the modes are compared."""
+SEARCHED = ("extra.limits", "extra.temperature", "root_value", "visits", "weight")
+"""Optional columns of the stores with results of a search."""
 FEW = tuple(COMPARED[i] for i in (0, 1, 6, 10))
 """Some of them, for the content of unusual stores."""
 
@@ -131,12 +144,45 @@ def sample_games(count: int, n: int, seed: int = 0) -> list[Row]:
     ]
 
 
+def add_search(rows: Iterable[Row], n: int, seed: int = 0) -> None:
+    """Add results of a search to rows of positions: policies to most, and ``SEARCHED``, sometimes null."""
+    rng = np.random.default_rng(seed)
+    for row in rows:
+        if rng.random() < 0.8:
+            policy = np.zeros(n * n, np.float32)
+            cells = rng.permutation(n * n)[: int(rng.integers(0, n + 3))]
+            policy[cells] = rng.random(len(cells), np.float32)
+            if rng.random() < 0.1:
+                policy[:2] = -0.0
+            row.update(policy=policy.tolist(), move=None)
+        numbers = {
+            "root_value": float(rng.choice([0.0, 0.25, 1.0, rng.random(dtype=np.float32)])),
+            "visits": int(rng.choice([0, 1, 800, 2**31 - 1])),
+            "weight": float(rng.random(dtype=np.float32)),
+            "extra.temperature": float(rng.standard_normal()),
+            "extra.limits": float(rng.choice([1e300, -np.inf, 5e-324, -0.0, 0.1])),
+        }
+        row.update({name: None if rng.random() < 0.2 else number for name, number in numbers.items()})
+
+
+def sparse_policy(policy: Sequence[Any] | None) -> list[Row | None] | None:
+    """Return a dense policy in the form of the table positions; other policies remain as they are."""
+    if policy is None or not isinstance(policy[0], float):
+        return policy
+    sparse = SparsePolicies.from_dense(np.array([policy], np.float32))
+    entries = zip(sparse.cells.tolist(), sparse.probabilities.tolist(), strict=True)
+    return [{"cell": cell, "probability": probability} for cell, probability in entries]
+
+
 def write_store(
     path: Path,
     n: int,
     games: Iterable[Row],
     parts: Sequence[Sequence[Row]],
     formats: Sequence[str] | str = "trmph",
+    *,
+    targets: Sequence[str] = (),
+    version: int = SCHEMA_VERSION,
 ) -> Path:
     """Write a converted store.
 
@@ -144,10 +190,13 @@ def write_store(
         path: Folder of the store.
         n: Board size.
         games: Rows of the table games.
-        parts: Rows of each part of the table positions. Rows without a position id are numbered.
+        parts: Rows of each part of the table positions. Rows without a position id are numbered. Policies
+            are dense lists. A part whose first row lacks an optional column does not have the column.
         formats: Format of each source, or of all.
+        targets: Optional columns of the store (default: none).
+        version: Schema version of the store, 1 or 2 (default 2).
     """
-    manifest = Manifest(board_size=n)
+    manifest = Manifest(board_size=n, targets=tuple(sorted(targets)), schema_version=version)
     manifest.counts = dict.fromkeys(("sources", "games", "positions", "rejected"), 0)
     kinds = [formats] * len(parts) if isinstance(formats, str) else formats
     sources = [
@@ -173,9 +222,19 @@ def write_store(
     for number, rows in enumerate(parts):
         numbered = [{"position_id": count + index, **row} for index, row in enumerate(rows)]
         count += len(rows)
+        present = [name for name in targets if rows and name in rows[0]]
+        schema = positions_schema(n, present)
+        if version > 1:
+            numbered = [{**row, "policy": sparse_policy(row["policy"])} for row in numbered]
         tables[f"positions/part-{number:06d}.parquet"] = pa.Table.from_pylist(
-            numbered, schema=positions_schema(n)
+            numbered, schema=stored_schema(schema, version)
         )
+    tables = {
+        name: table.select(stored_schema(table.schema, version).names)
+        if not name.startswith("positions")
+        else table
+        for name, table in tables.items()
+    }
     for name, table in tables.items():
         manifest.files[name] = write_parquet(path / name, table.schema, [table])
         manifest.counts[name.split("/")[0]] += table.num_rows
@@ -185,6 +244,11 @@ def write_store(
     return path
 
 
+def stored_schema(schema: pa.Schema, version: int) -> pa.Schema:
+    """Return the schema of a table in a version of the schema."""
+    return pa.schema([field for field in stored_fields(schema, version).values() if field is not None])
+
+
 def write_shards(store: Path, folder: Path) -> Path:
     """Write the positions of a store as shards, in the order of the store; return the folder."""
     opened = Store.open(store)
@@ -192,7 +256,11 @@ def write_shards(store: Path, folder: Path) -> Path:
     assert n is not None
     games = pa.concat_tables(pq.read_table(path) for path in opened.files("games"))
     splits = dict(zip(games["game_id"].to_pylist(), games["split"].to_pylist(), strict=True))
-    table = pa.concat_tables(pq.read_table(path) for path in opened.files("positions"))
+    targets = opened.manifest.targets
+    schema = positions_schema(n, targets)
+    table = pa.concat_tables(
+        pa.Table.from_batches(read_rows(file, schema), schema) for file in position_files(opened)
+    )
     own = np.array([splits.get(game, "train") for game in table["game_id"].to_pylist()])
     folder.mkdir()
     entries: dict[str, list[ShardEntry]] = {}
@@ -208,14 +276,23 @@ def write_shards(store: Path, folder: Path) -> Path:
                 writer = ShardWriter(file)
                 for first in range(start, min(start + _SHARD_SIZE, len(rows)), _BLOCK_SIZE):
                     block = rows.slice(first, _BLOCK_SIZE)
-                    writer.write_block(first // _BLOCK_SIZE, columns_to_block(block, with_policy=dense))
+                    writer.write_block(first // _BLOCK_SIZE, columns_to_block(block, dense, targets))
                 writer.close()
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             entries[split].append(writer.entry(path.name, digest))
-    fields = block_fields(n, with_policy=has_policies)
+    fields = block_fields(n, with_policy=has_policies, targets=targets)
     manifest = ShardManifest(n, "blocks", _BLOCK_SIZE, _SHARD_SIZE, 0, fields, entries)
     (folder / "manifest.json").write_bytes(manifest.dumps())
     return folder
+
+
+def position_files(store: Store) -> list[ParquetRows]:
+    """Return all rows of each file of positions."""
+    version = store.manifest.schema_version
+    return [
+        ParquetRows.over([(store.path / name, facts.rows)], 0, facts.rows, version)
+        for name, facts in store.manifest.files_in("positions").items()
+    ]
 
 
 # --- comparison ---------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ def store(sound: Path, copy_store: CopyStore) -> Path:
 
 
 def read_all(store: Path, **options: Any) -> dict[str, Any]:
-    return contents(Loader(store, mode="games", fields=ALL_FIELDS, **options))
+    return contents(Loader(store, **{"mode": "games", "fields": ALL_FIELDS, **options}))
 
 
 def rewrite(store: Path, name: str, change: Callable[[pa.Table], pa.Table]) -> None:
@@ -262,7 +262,13 @@ def moves_of(*last: int | None) -> Change:
 
 
 FIRST, SECOND = "positions/part-000000.parquet", POSITIONS
-POLICY = [0.0] * 24
+
+
+def policy(row: int, *entries: tuple[int | None, float | None] | None, **changes: Any) -> Change:
+    """Return a change that gives a position a policy with these cells and probabilities."""
+    items = [entry and {"cell": entry[0], "probability": entry[1]} for entry in entries]
+    return position(row, policy=items, **changes)
+
 
 REFUSED: dict[str, tuple[Change, str, str]] = {
     "value above 1": (position(7, value=2.0), FIRST, "value: .* found 2.0"),
@@ -283,10 +289,18 @@ REFUSED: dict[str, tuple[Change, str, str]] = {
     "large position id": (position(-1, position_id=1 << 62), SECOND, "position_id: .* found 4611"),
     "negative position ids": (all_ids(-500), FIRST, "position_id: .* found -500"),
     "large position ids": (all_ids((1 << 62) - 5), FIRST, "position_id: .* found 4611"),
-    "short policy": (position(7, policy=[0.5, 0.5]), FIRST, "policy: .* 2 numbers; expected 25"),
-    "negative policy": (position(-1, policy=[-1.0, *POLICY]), SECOND, "policy: .* found -1.0"),
-    "policy NaN": (position(7, policy=[*POLICY, float("nan")]), FIRST, "policy: .* found nan"),
-    "policy with a null": (position(7, policy=[*POLICY, None]), FIRST, "policy: .* found null for cell 24"),
+    "cell beyond the board": (policy(7, (25, 0.5), move=None), FIRST, "policy: .* found cell 25 with 0.5"),
+    "cells out of order": (
+        policy(7, (3, 0.5), (2, 0.5), move=None),
+        FIRST,
+        "policy: .* found cell 2 with 0.5",
+    ),
+    "repeated cell": (policy(-1, (3, 0.5), (3, 0.5)), SECOND, "policy: .* expected cells in ascending order"),
+    "too many cells": (policy(7, *[(0, 0.1)] * 26, move=None), FIRST, "policy: .* 26 cells; .* most 25"),
+    "negative policy": (policy(-1, (3, -1.0)), SECOND, "policy: .* found cell 3 with -1.0"),
+    "policy NaN": (policy(7, (3, float("nan"))), FIRST, "policy: .* found cell 3 with nan"),
+    "policy with a null": (policy(7, (3, 0.5), None, move=None), FIRST, "policy: .* contains a null"),
+    "null probability": (policy(7, (3, 0.5), (4, None)), FIRST, "policy: .* contains a null"),
     "both colours": (position(7, board=b"\xff" * 7, game_id=None), FIRST, "board: .* found the board ff"),
     "unknown split": (game(3, split="other"), GAMES, "split: .* found other; expected train, val, test"),
     "id in games": (game(3, game_id=40), GAMES, "game_id: .* found 40 in row 3; expected .* up to 11"),
@@ -309,6 +323,39 @@ def test_invalid_values_are_refused(tmp_path: Path, name: str) -> None:
         check_error(caught.value, file)
     with pytest.raises(StoreError, match=message):
         PositionDataset(store, fields=ALL_FIELDS)
+
+
+TARGETS = ("extra.temperature", "root_value", "visits", "weight")
+REFUSED_TARGETS: dict[str, tuple[Change, str, str]] = {
+    "root value": (position(7, root_value=1.5), FIRST, "root_value: .* found 1.5"),
+    "root value of an unknown game": (position(-1, root_value=-1.0, game_id=None), SECOND, "root_value"),
+    "visits": (position(7, visits=-3), FIRST, "visits: .* found -3"),
+    "weight": (position(-1, weight=-0.5), SECOND, "weight: .* found -0.5"),
+    "infinite weight": (position(7, weight=float("inf")), FIRST, "weight: .* found inf"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_TARGETS)
+def test_invalid_targets_are_refused(tmp_path: Path, name: str) -> None:
+    change, file, message = REFUSED_TARGETS[name]
+    games, rows = rows_of_games()
+    for row in rows:
+        row.update(dict.fromkeys(TARGETS))
+    change(games, rows)
+    store = write_store(tmp_path / "store", N, games, [rows[:60], rows[60:]], targets=TARGETS)
+    with pytest.raises(StoreError, match=message) as caught:
+        read_all(store, fields=(*ALL_FIELDS, *TARGETS))
+    check_error(caught.value, file)
+    assert read_all(store)  # columns that are not delivered are not read
+
+
+def test_a_policy_of_another_length_in_schema_version_1(tmp_path: Path) -> None:
+    games, rows = rows_of_games()
+    rows[7].update(policy=[0.5, 0.5], move=None)
+    store = write_store(tmp_path / "store", N, games, [rows[:60], rows[60:]], version=1)
+    with pytest.raises(StoreError, match=r"policy: .* 2 numbers; expected 25") as caught:
+        read_all(store)
+    check_error(caught.value, FIRST)
 
 
 PACKED: dict[str, Change] = {

@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hexdata.errors import BudgetError, ConfigError
 from hexdata.loader import Loader
 from hexdata.loader.game_table import GameTable
 from tests.loader.game_stores import (
+    ALL_FIELDS,
     COMPARED,
     FEW,
+    SEARCHED,
     Row,
+    add_search,
     assert_modes_agree,
     game_row,
     position_rows,
@@ -188,7 +192,7 @@ UNUSUAL: dict[str, tuple[Change, bool]] = {
     "missing last position": (without(-1), False),
     "next move on the last position": (next_move, True),
     "next move on an occupied cell": (lambda rows, game: rows[-1].update(move=game["moves"][0]), False),
-    "move on the last position of no cell": (change(-1, policy=dense_policy(1)), False),
+    "policy of the last position": (change(-1, policy=dense_policy(1), move=None), True),
     "another move": (change(4, move=24), False),
     "no move": (change(4, move=None), False),
     "contradicting player": (change(4, player_to_move=1), False),
@@ -197,14 +201,14 @@ UNUSUAL: dict[str, tuple[Change, bool]] = {
     "value of the first position": (change(0, value=0.25), True),
     "values": (values_vary, True),
     "negative zero": (change(3, value=-0.0), True),
-    "one dense policy": (change(4, policy=dense_policy(2), move=None), False),
+    "one dense policy": (change(4, policy=dense_policy(2), move=None), True),
     "dense policy and move": (change(4, policy=dense_policy(2)), False),
-    "dense policies": (dense_everywhere, False),
+    "dense policies": (dense_everywhere, True),
     "dense policy and move on an occupied cell": (
         lambda rows, game: rows[4].update(policy=dense_policy(2), move=game["moves"][1]),
         False,
     ),
-    "dense policy of zeros": (change(4, policy=[0.0] * CELLS, move=None), False),
+    "dense policy of zeros": (change(4, policy=[0.0] * CELLS, move=None), True),
     "other ply": (change(4, position_in_game=9), False),
     "no ply": (change(4, position_in_game=None), False),
     "no total": (change(4, total_positions=None), False),
@@ -331,6 +335,118 @@ def test_the_game_of_every_row_is_found(tmp_path: Path, seed: int) -> None:
     expected = np.searchsorted(starts, rows, side="right") - 1
     assert np.array_equal(games, expected)
     assert np.array_equal(plies, rows - starts[expected])
+
+
+# --- results of a search ------------------------------------------------------------------------------
+
+
+def searched_games(count: int, seed: int = 0, n: int = BOARD_SIZE) -> tuple[list[Row], list[list[Row]]]:
+    """Return games with policies and targets, and the rows of the positions of each."""
+    games = sample_games(count, n, seed)
+    parts = [position_rows(game, n, number % 2) for number, game in enumerate(games)]
+    for number, rows in enumerate(parts):
+        add_search(rows, n, seed + number)
+    return games, parts
+
+
+def test_results_of_a_search_are_those_of_exact_mode(tmp_path: Path) -> None:
+    """Also of packed positions, of a part without optional columns, and with row groups within games."""
+    games, parts = searched_games(12)
+    del parts[3][0]
+    parts[8][0].update(policy=dense_policy(1), move=7)  # a policy and a move
+    parts[7].reverse()
+    for row in parts[6]:
+        row["game_id"] = None
+    old = [position_rows(game, BOARD_SIZE) for game in games[9:]]
+    rows = flat(parts[:9])
+    store = write_store(
+        tmp_path / "store", BOARD_SIZE, games, [rows[:50], rows[50:], flat(old)], targets=SEARCHED
+    )
+    shards = write_shards(store, tmp_path / "shards")
+    loaders = assert_modes_agree(store, shards, COMPARED, fields=(*ALL_FIELDS, *SEARCHED))
+    tables = [loader.games for loader in loaders if loader.games is not None]
+    in_tables = set(flat([game_ids_of(table) for table in tables]))
+    assert in_tables == set(range(12)) - {3, 6, 8}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_positions_of_a_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr("hexdata.store.parquet.ROW_GROUP_ROWS", int(rng.integers(1, 99)))
+    monkeypatch.setattr("hexdata.loader.game_table._SCAN_ROWS", int(rng.integers(1, 99)))
+    games, parts = searched_games(int(rng.integers(1, 15)), seed)
+    rows = flat(parts)
+    for _ in range(int(rng.integers(20))):
+        _CHANGES[int(rng.integers(len(_CHANGES)))](rng, rows, games)
+    order = rng.permutation(len(rows)) if seed % 2 else np.arange(len(rows))
+    parts = [[rows[i] for i in part] for part in np.array_split(order, 3)]
+    store = write_store(tmp_path / "store", BOARD_SIZE, games, parts, SHUFFLED, targets=SEARCHED)
+    shards = write_shards(store, tmp_path / "shards")
+    assert_modes_agree(store, shards, CHANGED, fields=(*ALL_FIELDS, *SEARCHED))
+
+
+@pytest.mark.parametrize("n", [16, 17])
+def test_policies_of_large_boards(tmp_path: Path, n: int) -> None:
+    games, parts = searched_games(3, n=n)
+    store = write_store(tmp_path / "store", n, games, [flat(parts)], targets=SEARCHED)
+    shards = write_shards(store, tmp_path / "shards")
+    (loader, *_) = assert_modes_agree(store, shards, FEW, fields=("board", "policy", "position_id", "weight"))
+    assert loader.games is not None
+    assert loader.games.arrays["policy_cell"].dtype == (np.uint8 if n == 16 else np.uint16)
+
+
+def test_policies_of_schema_version_1(tmp_path: Path) -> None:
+    games, parts = searched_games(10)
+    stores = [
+        write_store(tmp_path / f"version-{version}", BOARD_SIZE, games, [flat(parts)], version=version)
+        for version in (1, 2)
+    ]
+    tables = [table_of(store).arrays for store in stores]
+    shards = write_shards(stores[0], tmp_path / "shards")
+    for loader in assert_modes_agree(stores[0], shards, FEW):
+        assert loader.games is not None
+        assert len(packed_ids(loader.games)) == 0
+    assert tables[0].keys() == tables[1].keys()
+
+
+def test_the_table_contains_only_what_the_fields_need(tmp_path: Path) -> None:
+    games, parts = searched_games(10)
+    store = write_store(tmp_path / "store", BOARD_SIZE, games, [flat(parts)], targets=SEARCHED)
+    entries = {"policy_cell", "policy_probability"}
+    optional = {*SEARCHED, *entries}
+    for fields, expected in (
+        (("board", "value"), set()),
+        (("board", "policy"), entries),
+        (("policy_mask", "move"), set()),
+        (("root_value", "extra.temperature"), {"root_value", "extra.temperature"}),
+    ):
+        table = Loader(store, mode="games", fields=fields).games
+        assert table is not None
+        assert optional & table.arrays.keys() == expected
+    one_hot = write_store(tmp_path / "one-hot", BOARD_SIZE, games, [flat(random_games(10, 1)[1])])
+    assert not any(name.startswith("policy") for name in table_of(one_hot).arrays)
+
+
+def test_a_missing_target_is_named(tmp_path: Path) -> None:
+    games, parts = searched_games(2)
+    store = write_store(tmp_path / "store", BOARD_SIZE, games, [flat(parts)], targets=["visits"])
+    with pytest.raises(ConfigError, match=r"does not have these fields.*found root_value"):
+        Loader(store, mode="games", fields=("board", "root_value"))
+
+
+@pytest.mark.parametrize("fields", [("board", "policy"), ("extra.temperature", "root_value")])
+def test_memory_for_policies_and_targets_is_checked_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: tuple[str, ...]
+) -> None:
+    games, parts = searched_games(40)
+    store = write_store(tmp_path / "store", BOARD_SIZE, games, [flat(parts)], targets=SEARCHED)
+    memory = 40 * CELLS + 10 * len(flat(parts)) + 1000  # enough for the games alone
+    monkeypatch.setattr("hexdata.loader.game_reader.available_memory", lambda: memory / 0.8)
+    Loader(store, mode="games", fields=("board", "value"))
+    with pytest.raises(BudgetError, match="found 0 MB; expected at least 1 MB") as caught:
+        Loader(store, mode="games", fields=fields)
+    names = ", ".join(name for name in fields if name != "board")
+    assert str(caught.value.hint).startswith(f"Leave out some of the fields {names}; or run")
 
 
 # --- shuffled collections -----------------------------------------------------------------------------

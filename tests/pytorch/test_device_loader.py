@@ -21,8 +21,10 @@ from hexdata.loader.checkpoint import combine_digests
 from hexdata.loader.exact import SelectedRows
 from hexdata.loader.game_table import PACKED_PREFIX, GameTable
 from hexdata.loader.opening import all_members
+from hexdata.loader.row_policies import RowPolicies, count_entries
+from hexdata.policy import SparsePolicies
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER
-from hexdata.shards.blocks import block_fields
+from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 
 torch = pytest.importorskip("torch")
 
@@ -35,7 +37,10 @@ TIERS = (0.0, 0.25, 0.7, 1.0)
 LABELS = tuple(name for name in FIELDS if name not in ("board", "policy"))
 
 
-def make_table(n: int, games: int, packed: int = 0, *, own: bool = False, dense: bool = False) -> GameTable:
+TARGETS = ("root_value", "visits", "weight", "extra.temperature")
+
+
+def make_table(n: int, games: int, packed: int = 0, *, own: bool = False, search: bool = False) -> GameTable:
     """Return a random table.
 
     Args:
@@ -43,7 +48,7 @@ def make_table(n: int, games: int, packed: int = 0, *, own: bool = False, dense:
         games: Number of games. Half of them were begun by red, and half contain their final position.
         packed: Number of positions that belong to no game; some of their moves are on occupied cells.
         own: Whether every third game has a position id and a value for each position.
-        dense: Whether a quarter of the packed positions have dense policies.
+        search: Whether most positions have policies, and all have ``TARGETS``.
     """
     random, cells = np.random.default_rng([n, games, packed]), n * n
     lengths = random.integers(1, min(cells, 60) + 1, games)
@@ -81,11 +86,21 @@ def make_table(n: int, games: int, packed: int = 0, *, own: bool = False, dense:
         "value": random.random(packed, np.float32),
         "value_sample_tier": random.choice([0, 1, 2, 3, NO_TIER], packed).astype(np.uint8),
     }
-    if dense:
-        block["policy_row"] = np.flatnonzero(np.arange(packed) % 4 == 1).astype(np.uint32)
-        block["policy"] = random.random((len(block["policy_row"]), cells), np.float32)
+    rows = int(starts[-1]) + packed
+    if search:
+        policies = random.random((rows, cells), np.float32) * (random.random((rows, cells)) < 0.2)
+        with_policy = np.flatnonzero(np.arange(rows) % 4 > 0)
+        sparse = SparsePolicies.from_dense(policies.astype(np.float32)[with_policy])
+        counts = np.zeros(rows, np.uint16)
+        counts[with_policy] = count_entries(sparse)
+        arrays |= RowPolicies.allocate(counts, cells, contents=True)
+        assert RowPolicies(arrays).put(with_policy, sparse)
+        for name in TARGETS:
+            numbers = random.integers(0, 1000, rows) if name == "visits" else random.random(rows)
+            dtype = {"visits": np.int32, "extra.temperature": np.float64}.get(name, np.float32)
+            arrays[name], block[name] = np.split(numbers.astype(dtype), [starts[-1]])
     arrays |= {PACKED_PREFIX + name: array for name, array in block.items()}
-    return GameTable(n, arrays, lambda: make_table(n, games, packed, own=own, dense=dense))
+    return GameTable(n, arrays, lambda: make_table(n, games, packed, own=own, search=search))
 
 
 @pytest.fixture
@@ -94,8 +109,9 @@ def over_table(trmph_store: Path, monkeypatch: pytest.MonkeyPatch) -> MakeLoader
 
     def make(table: GameTable, **options: Any) -> Loader:
         def open_rows(store: Any, given: Any, progress: Any) -> tuple[SelectedRows, GameTable]:
-            stored = {*block_fields(1, with_policy=True), "fill"} - {"board"}
-            return SelectedRows(table, all_members(given, stored), given), table
+            fields = {*block_fields(1, with_policy=False, targets=TARGETS), "fill", *POLICY_FIELDS}
+            members = all_members(given, fields - {"board"}, "a table")
+            return SelectedRows(table, members, given), table
 
         monkeypatch.setattr(loader_module, "open_game_rows", open_rows)
         return Loader(trmph_store, mode="games", **{"batch_size": 50, "seed": 5, **options})
@@ -130,9 +146,9 @@ def compare_epochs(make: Callable[[], Loader], epochs: int = 2) -> None:
 TABLES: dict[str, dict[str, Any]] = {
     "games": {"n": 13, "games": 40},
     "games and positions": {"n": 13, "games": 40, "packed": 300, "own": True},
-    "dense": {"n": 13, "games": 20, "packed": 600, "dense": True},
-    "positions": {"n": 7, "games": 0, "packed": 400, "dense": True},
-    "large boards": {"n": 19, "games": 40, "packed": 300, "own": True, "dense": True},
+    "search": {"n": 13, "games": 20, "packed": 600, "search": True},
+    "positions": {"n": 7, "games": 0, "packed": 400, "search": True},
+    "large boards": {"n": 19, "games": 40, "packed": 300, "own": True, "search": True},
     "large boards, only games": {"n": 16, "games": 40},
 }
 
@@ -142,7 +158,8 @@ TABLES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("table", TABLES)
 def test_every_field_equals_that_of_the_loader(over_table, table, symmetry, final):
     games = make_table(**TABLES[table])
-    options = {"fields": FIELDS, "symmetry": symmetry, "final_policy": final, "tier_probability": TIERS}
+    fields = (*FIELDS, *TARGETS) if "root_value" in games.arrays else FIELDS
+    options = {"fields": fields, "symmetry": symmetry, "final_policy": final, "tier_probability": TIERS}
     compare_epochs(lambda: over_table(games, **options))
 
 
@@ -155,11 +172,13 @@ def test_every_form_of_the_board_equals_that_of_the_loader(over_table, table, sy
     compare_epochs(lambda: over_table(games, symmetry=symmetry, board=board, planes=planes), epochs=1)
 
 
-@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("field", [*FIELDS, *TARGETS])
 @pytest.mark.parametrize("final", ["zeros", "uniform"])
-@pytest.mark.parametrize("table", ["games and positions", "dense", "large boards"])
+@pytest.mark.parametrize("table", ["games and positions", "search", "large boards"])
 def test_each_field_alone_equals_that_of_the_loader(over_table, table, final, field):
     games = make_table(**TABLES[table])
+    if field in TARGETS and field not in games.arrays:
+        return
     for symmetry in (False, True):
         options = {"fields": (field,), "final_policy": final, "symmetry": symmetry}
         compare_epochs(lambda options=options: over_table(games, **options), epochs=1)
@@ -209,7 +228,7 @@ def test_a_rank_without_positions_delivers_empty_batches(over_table):
 )
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_selections_equal_those_of_the_loader(over_table, shuffle, selection):
-    games = make_table(13, 40, 300)
+    games = make_table(13, 40, 300, search=True)
     compare_epochs(lambda: over_table(games, fields=FIELDS, shuffle=shuffle, **selection))
 
 
@@ -300,8 +319,8 @@ def test_a_loader_within_an_epoch_is_continued(over_table):
 
 
 def test_batches_are_made_without_waiting_for_the_device(over_table, monkeypatch):
-    games = make_table(7, 20, 30, own=True, dense=True)
-    options = {"fields": FIELDS, "symmetry": True, "tier_probability": TIERS, "newest": 12}
+    games = make_table(7, 20, 30, own=True, search=True)
+    options = {"fields": (*FIELDS, *TARGETS), "symmetry": True, "tier_probability": TIERS, "newest": 12}
     ours = DeviceLoader(over_table(games, **options), "cpu")
 
     def refuse(*args: Any, **kwargs: Any) -> None:
