@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
 
 GROUP_SHIFT: Final = 6
-"""Groups have 64 rows, so that offsets of policies on the largest boards fit into two bytes."""
+"""Groups have 64 rows: on boards of up to 32 x 32 cells, the offset of the last one fits into two bytes."""
 _GROUP: Final = 1 << GROUP_SHIFT
 _GROUPS_AT_ONCE: Final = 1 << 14
 _ROWS_AT_ONCE: Final = 1 << 20
@@ -77,9 +77,9 @@ class RowPolicies:
         totals = np.zeros(len(groups) + 1, np.int64)
         for first in range(0, len(groups), _GROUPS_AT_ONCE):
             part = groups[first : first + _GROUPS_AT_ONCE]
-            ends = np.cumsum(part, axis=1, dtype=np.uint16)
+            ends = np.cumsum(part, axis=1, dtype=np.int32)
             totals[first + 1 : first + 1 + len(part)] = ends[:, -1]
-            np.subtract(ends, part, out=part)
+            part[:] = ends - part
         starts = np.cumsum(totals)
         arrays: dict[str, Array] = {"policy_group": starts[:-1], "policy_offset": offset[: rows + 1]}
         if contents:

@@ -9,6 +9,8 @@ Run as a script:
   the memory of all processes.
 - ``games_process.py fill STORE``: positions per second, by the clock and of CPU time, of large batches of
   fill rows with one and two threads: the median and the best.
+- ``games_process.py search STORE``: positions per second, by the clock and of CPU time, of exact and games
+  mode with policies, root values and visits, in turn: the medians; and bytes per position of the table.
 - ``games_process.py rates STORE``: positions per second of CPU time of exact mode and forms of games mode,
   which other processes slow less than rates by the clock. The store needs shards.
 """
@@ -42,6 +44,16 @@ RATED: dict[str, dict[str, Any]] = {
     "games-fill-large": {**FILL, "batch_size": LARGE_BATCH},
 }
 """Options of the loaders. Batches of float32 boards by default, with policies and values."""
+SEARCH_FIELDS = ("board", "policy", "value", "root_value", "visits")
+SEARCHED: dict[str, dict[str, Any]] = {
+    "exact": {"mode": "exact", "fields": SEARCH_FIELDS},
+    "games": {"mode": "games", "fields": SEARCH_FIELDS},
+    "exact-symmetry": {"mode": "exact", "fields": SEARCH_FIELDS, "symmetry": True},
+    "games-symmetry": {"mode": "games", "fields": SEARCH_FIELDS, "symmetry": True},
+    "games-without-search": {"mode": "games"},
+}
+"""Options of the loaders of a store with results of a search."""
+SEARCH_ROUNDS, SEARCH_BATCHES = 7, 150
 SHARES = (0.0, 0.5, 0.99)
 RESUMES = 7
 LOOKS = 20
@@ -111,6 +123,31 @@ def epoch(store: Path) -> dict[str, Any]:
         "positions": loader.positions,
         "first batch": [median(times) for times in zip(*resumes, strict=True)],
         "memory": memory,
+    }
+
+
+def search(store: Path) -> dict[str, Any]:
+    from hexdata.loader import Loader
+
+    loaders = {name: Loader(store, batch_size=BATCH, **options) for name, options in SEARCHED.items()}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in loaders}
+    for _ in range(SEARCH_ROUNDS):
+        for name, loader in loaders.items():
+            batches = endless(loader)
+            next(batches)
+            start, cpu = time.perf_counter(), time.process_time()
+            positions = sum(len(batch["value"]) for batch in islice(batches, SEARCH_BATCHES))
+            seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+            found[name].append((positions / seconds, positions / cpu))
+    sizes = {
+        array: values.nbytes / loaders["games"].positions
+        for array, values in loaders["games"].games.arrays.items()
+    }
+    return {
+        "positions": loaders["games"].positions,
+        "bytes": {name: round(size, 3) for name, size in sizes.items() if size},
+        "clock": {name: median(clock for clock, _ in rates) for name, rates in found.items()},
+        "cpu": {name: median(cpu for _, cpu in rates) for name, rates in found.items()},
     }
 
 
@@ -185,7 +222,14 @@ def endless(batches: Any) -> Iterator[Any]:
 
 def main(task: str, store: Path, *options: str) -> None:
     tasks: dict[str, Callable[..., dict[str, Any]]]
-    tasks = {"first": first, "epoch": epoch, "fill": fill, "rates": rates, "workers": workers}
+    tasks = {
+        "first": first,
+        "epoch": epoch,
+        "fill": fill,
+        "rates": rates,
+        "search": search,
+        "workers": workers,
+    }
     print(json.dumps(tasks[task](store, *options)))
 
 

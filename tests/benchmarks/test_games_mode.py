@@ -20,6 +20,7 @@ import pytest
 from hexdata.export import ExportOptions, export_shards
 from hexdata.loader import Loader
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from tests.benchmarks.search_store import write_search_store
 
 HERE = Path(__file__).parent
 PROCESS = HERE / "games_process.py"
@@ -46,6 +47,8 @@ MOST_SECONDS = 60.0
 """Maximum time from the start of Python to the first batch; the target for 97 million positions is 10."""
 MOST_MEMORY = 1_000_000_000
 """The target is 700 MB."""
+MOST_BYTES_WITH_SEARCH = 120
+"""Maximum bytes per position of a table with policies of 20 cells, root values and visits."""
 MOST_RESUME = 1.0
 MOST_GROWTH = 64_000_000
 """Maximum growth of the resident memory over an epoch, in bytes."""
@@ -110,6 +113,22 @@ def test_rate_of_fill_rows(opened, run_script, report):
                 f"{path.name}, {threads}: {clock['median']:,.0f} positions/s, the best {clock['best']:,.0f}; "
                 f"{cpu['median']:,.0f} per second of CPU time; 174 bytes each"
             )
+
+
+# --- results of a search ------------------------------------------------------------------------------
+
+
+def test_rates_and_memory_with_results_of_a_search(tmp_path, run_script, report):
+    store = write_search_store(tmp_path / "store", int(os.environ.get("HEXDATA_BENCH_POSITIONS", 200_000)))
+    facts = measure(run_script, "search", store)
+    total = sum(facts["bytes"].values())
+    listed = ", ".join(f"{name} {size:.1f}" for name, size in facts["bytes"].items() if size >= 0.05)
+    report(f"{facts['positions']:,} positions, {total:.1f} bytes each: {listed}")
+    for name, rate in facts["clock"].items():
+        report(f"{name}: {rate:,.0f} positions/s, {facts['cpu'][name]:,.0f} per second of CPU time")
+    assert total < MOST_BYTES_WITH_SEARCH
+    assert facts["cpu"]["games"] > facts["cpu"]["exact"]
+    assert facts["cpu"]["games-symmetry"] > facts["cpu"]["exact-symmetry"]
 
 
 # --- opening ------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ __all__ = [
     "sample_games",
     "write_shards",
     "write_store",
+    "write_tables",
 ]
 
 Row = dict[str, Any]
@@ -196,8 +197,6 @@ def write_store(
         targets: Optional columns of the store (default: none).
         version: Schema version of the store, 1 or 2 (default 2).
     """
-    manifest = Manifest(board_size=n, targets=tuple(sorted(targets)), schema_version=version)
-    manifest.counts = dict.fromkeys(("sources", "games", "positions", "rejected"), 0)
     kinds = [formats] * len(parts) if isinstance(formats, str) else formats
     sources = [
         {
@@ -216,7 +215,6 @@ def write_store(
     tables = {
         "games/part-000000.parquet": pa.Table.from_pylist(list(games), schema=games_schema()),
         "sources/part-000000.parquet": pa.Table.from_pylist(sources, schema=sources_schema()),
-        "rejected/part-000000.parquet": pa.Table.from_pylist([], schema=rejected_schema()),
     }
     count = 0
     for number, rows in enumerate(parts):
@@ -229,15 +227,26 @@ def write_store(
         tables[f"positions/part-{number:06d}.parquet"] = pa.Table.from_pylist(
             numbered, schema=stored_schema(schema, version)
         )
-    tables = {
-        name: table.select(stored_schema(table.schema, version).names)
-        if not name.startswith("positions")
-        else table
-        for name, table in tables.items()
-    }
-    for name, table in tables.items():
+    return write_tables(path, n, tables, targets, version)
+
+
+def write_tables(
+    path: Path,
+    n: int,
+    tables: Mapping[str, pa.Table],
+    targets: Sequence[str] = (),
+    version: int = SCHEMA_VERSION,
+) -> Path:
+    """Write a converted store with these tables by file name, and an empty table of rejected records."""
+    manifest = Manifest(board_size=n, targets=tuple(sorted(targets)), schema_version=version)
+    manifest.counts = dict.fromkeys(("sources", "games", "positions", "rejected"), 0)
+    rejected = {"rejected/part-000000.parquet": pa.Table.from_pylist([], schema=rejected_schema())}
+    for name, given in {**tables, **rejected}.items():
+        is_converted = name.startswith("positions")
+        table = given if is_converted else given.select(stored_schema(given.schema, version).names)
         manifest.files[name] = write_parquet(path / name, table.schema, [table])
         manifest.counts[name.split("/")[0]] += table.num_rows
+    count = manifest.counts["positions"]
     records = {"records": count, "positions": count, "rejected": 0}
     manifest.stages["convert"] = {"val": 0.0, "test": 0.0, **records}
     manifest.save(path)
