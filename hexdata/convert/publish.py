@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from hexdata.convert.companions import with_origins
 from hexdata.convert.spool import Spool
+from hexdata.convert.targets import target_columns
 from hexdata.formats import BATCH_ROWS
 from hexdata.games.convention import Convention
 from hexdata.games.evidence import findings_schema
@@ -43,6 +44,10 @@ class Assignment:
     test: float
     origins: tuple[tuple[int, str], ...] = ()
     """(file_idx, raw file) for games whose metadata names no raw file."""
+    targets: tuple[str, ...] = ()
+    """Optional columns of the positions of this source."""
+    declared: tuple[str, ...] = ()
+    """Those of them that its reader gives."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +71,14 @@ def publish_positions(spool: Spool, path: AnyPath, assigned: Assignment) -> File
     Returns:
         Rows, size and digest of the file.
     """
-    schema = positions_schema(assigned.board_size)
+    schema = positions_schema(assigned.board_size, assigned.targets)
     return write_parquet(path, schema, _positions(spool, assigned, schema), replace=False)
 
 
 def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterator[pa.Table]:
     done = 0
     source_keys = _keys_of(spool)
-    for raw, row in _with_rows(spool, assigned.board_size):
+    for raw, row in _with_rows(spool, assigned):
         value = column(raw, "value", np.nan)
         stored = convert_values(value, assigned.convention).astype(np.float32)
         columns = {
@@ -91,6 +96,7 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
                 raw.column("winner").cast(pa.int8()), pa.array(WINNERS, pa.string())
             ),
         }
+        columns |= target_columns(raw, assigned.targets, assigned.convention)
         kept = _kept_values(value, convert_values(stored.astype(np.float64), assigned.convention))
         kept += _kept_ids(raw, row)
         kept += [entry for name in _FILLED_COLUMNS & source_keys for entry in _kept_nulls(name, raw, columns)]
@@ -99,9 +105,9 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
         yield pa.table(columns, schema=schema)
 
 
-def _with_rows(spool: Spool, board_size: int) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
+def _with_rows(spool: Spool, assigned: Assignment) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
     """Yield the positions of a spool with their ``ROWS``, ``BATCH_ROWS`` at a time."""
-    raw = regroup(spool.batches("raw"), findings_schema(board_size), BATCH_ROWS)
+    raw = regroup(spool.batches("raw"), findings_schema(assigned.board_size, assigned.declared), BATCH_ROWS)
     rows = regroup(spool.batches("rows"), ROWS, BATCH_ROWS)
     for tables in zip(raw, rows, strict=True):
         batches = [table.to_batches()[0] for table in tables]

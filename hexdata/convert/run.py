@@ -50,6 +50,7 @@ from hexdata.convert.tables import (
     rejected_batches,
     source_table,
 )
+from hexdata.convert.targets import choose_targets
 from hexdata.engine import Engine
 from hexdata.errors import ConfigError, InputError, Reason, RejectRateError, StoreError
 from hexdata.formats import SALVAGEABLE
@@ -167,7 +168,7 @@ class ConvertRun:
         self._note_skipped()
         self._check_rejected(sources)
         sources = self._with_companions(self._resolve(self._with_conventions(sources)))
-        sources = self._assign(sources)
+        sources = self._with_targets(self._assign(sources))
         game_flags = self._flag_games(sources)
         notes = self._notes(sources, (name for _, name in same))
         result = self._result(sources, game_flags, notes)
@@ -446,6 +447,28 @@ class ConvertRun:
         self.totals = {"sources": source_id, "positions": position, "games": game}
         return assigned
 
+    def _with_targets(self, sources: list[ConvertSource]) -> list[ConvertSource]:
+        """Choose the optional columns of each source. Columns that readers give have precedence.
+
+        Raises:
+            InputError: the store cannot have a column that a reader gives.
+        """
+        known = self.store.manifest.targets
+        _, refused, declared = choose_targets(known, [source.facts.declared for source in sources])
+        for source, causes in zip(sources, refused, strict=True):
+            for name, cause in causes.items():
+                raise InputError(
+                    "the store cannot have a column of this file",
+                    path=source.file.name,
+                    found=f"{name}: {cause}",
+                    hint="Convert the file into a new store.",
+                )
+        chosen, left_out, _ = choose_targets(declared, [source.facts.targets for source in sources])
+        return [
+            replace(source, targets=tuple(own), not_targets={**source.facts.not_targets, **causes})
+            for source, own, causes in zip(sources, chosen, left_out, strict=True)
+        ]
+
     def _resolve(self, sources: list[ConvertSource]) -> list[ConvertSource]:
         """Find the games of shuffled sources, one collection at a time; its first source owns them."""
         collections: dict[str, list[int]] = {}
@@ -670,6 +693,8 @@ class ConvertRun:
             self.options.val,
             self.options.test,
             source.origins,
+            source.targets,
+            tuple(source.facts.declared),
         )
 
     def _publish_tables(
@@ -688,6 +713,7 @@ class ConvertRun:
         manifest.board_size = self.board_size
         manifest.counts = {**self.totals, "rejected": manifest.counts.get("rejected", 0) + rejected}
         manifest.files |= facts
+        manifest.targets = tuple(sorted({*manifest.targets, *(n for s in sources for n in s.targets)}))
         manifest.stages["convert"] = {
             "val": self.options.val,
             "test": self.options.test,

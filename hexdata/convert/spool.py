@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from hexdata import __version__
 from hexdata.board import MAX_SIZE, MIN_SIZE
+from hexdata.convert.targets import NumberCounter, check_declared, reject_invalid
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
 from hexdata.errors import FormatError, HexdataError, Reason, SourceChangedError
 from hexdata.formats import (
@@ -126,6 +127,12 @@ class SpoolFacts:
     loose: Annotated[list[Count], AtMost(32)] = field(default_factory=list)
     """Number of positions of unknown games with each finding, by bit."""
     reading: ReadOptions = field(default_factory=ReadOptions)
+    declared: list[str] = field(default_factory=list)
+    """The optional columns of positions that the reader gives."""
+    targets: list[str] = field(default_factory=list)
+    """All optional columns of positions that the source can have, sorted."""
+    not_targets: dict[str, str] = field(default_factory=dict)
+    """The reason for each name whose numbers stay in the metadata only."""
     digests: dict[_TableName, HexDigest] = field(default_factory=dict)
     """SHA-256 of each table when the facts were saved, by path relative to the spool."""
 
@@ -391,6 +398,10 @@ def _translate_read_errors(path: AnyPath) -> Iterator[None]:
 
 def _batches(path: AnyPath, reader: SourceReader) -> Iterator[RawBatch]:
     with _translate_read_errors(path):
+        try:
+            check_declared(reader.targets)
+        except ValueError as error:
+            raise _reader_error(error) from error
         batches = reader.batches()
         records = 0
         while True:
@@ -405,7 +416,7 @@ def _batches(path: AnyPath, reader: SourceReader) -> Iterator[RawBatch]:
             if batch is None:
                 return
             records += batch.records
-            yield batch
+            yield reject_invalid(batch, reader.targets) if reader.targets else batch
 
 
 def _reader_error(error: Exception, record: str | None = None) -> FormatError:
@@ -421,6 +432,7 @@ def _reader_error(error: Exception, record: str | None = None) -> FormatError:
 def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
     facts = SpoolFacts(reading=reading)
     evidence = SourceEvidence()
+    numbers = NumberCounter()
     with _translate_read_errors(path):
         opened = open_source(path, salvage=reading.salvage, part=reading.part)
     with opened as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
@@ -451,14 +463,20 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
                     raw = stack.enter_context(write_arrow(spool.folder / "raw.arrow", positions.schema))
                 raw.write_batch(positions)
                 evidence.add(positions)
+                if is_legacy_format(reader.format):
+                    numbers.add(positions.column("metadata"))
                 facts.positions += positions.num_rows
         if reader.damage is not None:
             _record_damage(reader.damage, rejected, facts)
         facts.board_size = reader.board_size
         facts.format = reader.format
+        facts.declared = sorted(reader.targets)
         text = json.dumps(reader.header)
         facts.header_bytes = len(text)
         facts.header = json.loads(text)  # plain JSON, as facts read from a spool have it
+    found, facts.not_targets, notes = numbers.columns()
+    facts.targets = sorted({*facts.declared, *found})
+    facts.notes += notes
     facts.records = facts.positions + facts.rejected
     facts.votes, facts.ballots = evidence.votes, evidence.unflagged_votes
     facts.with_id = evidence.with_id
@@ -534,7 +552,11 @@ def _truncate(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) 
     for spool, own in zip(spools, facts, strict=True):
         assert own.board_size is not None
         with ExitStack() as stack:
-            schemas = {"raw": findings_schema(own.board_size), "rows": ROWS, "rejected": REJECTED}
+            schemas = {
+                "raw": findings_schema(own.board_size, own.declared),
+                "rows": ROWS,
+                "rejected": REJECTED,
+            }
             writers = {
                 name: stack.enter_context(write_arrow(spool.cut.folder / f"{name}.arrow", schema))
                 for name, schema in schemas.items()

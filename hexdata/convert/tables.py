@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from hexdata.formats.run_header import date_of_name
 from hexdata.games.convention import Convention, Decision, layout_convention
 from hexdata.games.findings import count_flags, count_flags_without_game
 from hexdata.schema import is_legacy_format, rejected_schema, sources_schema
+from hexdata.strict_json import shortened
 from hexdata.text import count_of
 
 __all__ = [
@@ -63,6 +64,10 @@ class ConvertSource:
     owns_games: bool = True
     origins: tuple[tuple[int, str], ...] = ()
     """(file_idx, raw file) for games whose raw file only a companion names."""
+    targets: tuple[str, ...] = ()
+    """Optional columns of its positions in the store."""
+    not_targets: Mapping[str, str] = field(default_factory=dict)
+    """The reason for each name whose numbers stay in the metadata only."""
 
     @property
     def convention(self) -> Convention | None:
@@ -72,7 +77,7 @@ class ConvertSource:
 
 def notes_of(source: ConvertSource) -> list[str]:
     """Return the notes on a source, including those on its convention and on positions of unknown games."""
-    notes = source.facts.notes
+    notes = [*source.facts.notes, *_notes_of_numbers(source)]
     if is_legacy_format(source.facts.format) and not source.facts.records:
         notes = [*notes, "contains no examples"]
     notes = [*notes, *_notes_of_header(source.facts)]
@@ -106,6 +111,14 @@ def _notes_of_header(facts: SpoolFacts) -> Iterator[str]:
                 f"the values of {count_of(counts['probabilities'], 'game')} are only in metadata, since "
                 "their scale is unknown"
             )
+
+
+def _notes_of_numbers(source: ConvertSource) -> Iterator[str]:
+    """Yield a note on the numbers in the metadata that are no columns, if there are any."""
+    if source.not_targets:
+        listed = [f"{shortened(name)} ({why})" for name, why in sorted(source.not_targets.items())]
+        rest = f" and {len(listed) - _MAX_LISTED:,} more" if len(listed) > _MAX_LISTED else ""
+        yield f"numbers kept in the metadata only: {', '.join(listed[:_MAX_LISTED])}{rest}"
 
 
 def _notes_of_decision(source: ConvertSource, decision: Decision) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from hexdata.games.convention import Votes
 from hexdata.games.find import Grouping
 from hexdata.games.findings import count_game_votes, count_position_votes, find_positions
-from hexdata.schema import raw_schema
+from hexdata.schema import is_target, raw_schema
 
 __all__ = ["SourceEvidence", "findings_schema", "is_mixed", "with_findings"]
 
@@ -21,14 +21,14 @@ _MIXED_FORMATS: Final = ("katahex", "legacy-shuffled")
 """Formats whose positions may be in any order."""
 
 
-def findings_schema(board_size: int) -> pa.Schema:
+def findings_schema(board_size: int, targets: Sequence[str] = ()) -> pa.Schema:
     """Return ``raw_schema`` with the additional column ``findings``: bits of ``findings.Finding``.
 
     Texts are not encoded as dictionaries, since an Arrow file allows only one dictionary per column.
     """
     fields = [
         pa.field(field.name, pa.string()) if pa.types.is_dictionary(field.type) else field
-        for field in raw_schema(board_size)
+        for field in raw_schema(board_size, targets)
     ]
     return pa.schema(fields).append(pa.field("findings", pa.uint16(), nullable=False))
 
@@ -37,7 +37,7 @@ def with_findings(positions: pa.RecordBatch, board_size: int) -> pa.RecordBatch:
     """Add the findings to positions of ``raw_schema``; return them as ``findings_schema``."""
     found = pa.array(find_positions(positions, board_size))
     columns = dict(zip(positions.schema.names, positions.columns, strict=True)) | {"findings": found}
-    schema = findings_schema(board_size)
+    schema = findings_schema(board_size, [name for name in columns if is_target(name)])
     return pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in schema], schema=schema)
 
 

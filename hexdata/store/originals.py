@@ -63,6 +63,10 @@ _NUMBERS: Final = (
 """Columns of ``raw_schema`` whose values ``metadata`` may override."""
 
 
+_KEPT: Final = f'"{KEPT_PREFIX}(?:{"|".join((*_NUMBERS, "game_id"))})":'
+"""Regular expression of the keys in a text of ``metadata`` under which these values are."""
+
+
 def convert_values(value: npt.NDArray[np.float64], convention: str) -> npt.NDArray[np.float64]:
     """Convert values between the store's convention (0.0 if blue won) and a source's, in either direction."""
     return value if convention == "blue-is-0" else 1.0 - value
@@ -199,7 +203,7 @@ def with_file_idx(batch: pa.RecordBatch, source_id: int) -> pa.RecordBatch:
 
 def _overridden(columns: dict[str, pa.Array], metadata: pa.Array) -> dict[str, pa.Array]:
     """Return the columns that ``metadata`` overrides, with the original values restored."""
-    named = pc.match_substring(metadata, f'"{KEPT_PREFIX}').fill_null(False)
+    named = pc.match_substring_regex(metadata, _KEPT).fill_null(False)
     rows = np.flatnonzero(named.to_numpy(zero_copy_only=False))
     texts = metadata.take(pa.array(rows)).dictionary_encode()
     kept = [_original_values(text) for text in texts.dictionary.to_pylist()]

@@ -25,6 +25,7 @@ __all__ = [
     "build",
     "call",
     "find_global",
+    "is_number",
     "kind_of",
     "shortened",
 ]
@@ -98,6 +99,13 @@ class AllowedGlobal:
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value of a pickle is an integer or a float, also of NumPy; a bool is neither."""
+    if isinstance(value, PickledScalar):
+        value = value.value
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def kind_of(value: object) -> str:

@@ -24,6 +24,9 @@ from hexdata.formats.legacy.unpickler import ExamplesPlaceholder, irregular_erro
 
 __all__ = [
     "DIALECT_KEY",
+    "EXAMPLE_KEY",
+    "EXAMPLE_TYPES_KEY",
+    "TYPES_KEY",
     "WINNER_SPELLINGS",
     "Dialect",
     "MetadataSizeError",
@@ -43,6 +46,14 @@ WINNER_SPELLINGS: Final = {
 
 DIALECT_KEY: Final = "hexdata:dialect"
 """Key in ``metadata`` for the spellings of an example that differ from those of the first example."""
+
+EXAMPLE_KEY: Final = "hexdata:example"
+"""Key in ``metadata`` for the numbers that an example has beside the keys that the legacy tool writes."""
+TYPES_KEY: Final = "hexdata:types"
+"""Key in ``metadata`` for the spellings of numbers that JSON does not show: "numpy <f4", or "float" for a
+number that is infinite or NaN, which is a text in JSON. An object with the keys of these numbers."""
+EXAMPLE_TYPES_KEY: Final = "hexdata:example_types"
+"""The same for the numbers under ``EXAMPLE_KEY``."""
 
 _RESERVED: Final = "hexdata:"
 _ESCAPE: Final = "hexdata:key:"
@@ -231,22 +242,27 @@ class MetadataSizeError(Exception):
     """Metadata with more values, bytes or levels than the limits allow."""
 
 
-def metadata_text(metadata: dict[str, Any], limits: LegacyLimits) -> str | None:
+def metadata_text(metadata: dict[str, Any], numbers: dict[str, Any], limits: LegacyLimits) -> str | None:
     """Return metadata as JSON text with sorted keys; None if JSON cannot represent it without loss.
 
     Args:
         metadata: The metadata.
+        numbers: Numbers or None that the example has beside its metadata, stored under ``EXAMPLE_KEY``.
         limits: Limits of the file.
 
     Raises:
         MetadataSizeError: The metadata exceeds a limit.
     """
     budget = _Budget(limits.metadata_values, limits.metadata_bytes)
-    values = {}
     try:
-        for key in sorted(metadata):
-            budget.spend(len(key))
-            values[escaped_key(key)] = _to_json(metadata[key], limits.nesting, budget, strict=True)
+        values, types = _plain_numbers(metadata, limits, budget)
+        values = {escaped_key(key): value for key, value in values.items()}
+        if types:
+            values[TYPES_KEY] = types
+        if numbers:
+            values[EXAMPLE_KEY], types = _plain_numbers(numbers, limits, budget)
+            if types:
+                values[EXAMPLE_TYPES_KEY] = types
     except _NotJsonError:
         return None
     except FormatError as error:
@@ -255,6 +271,25 @@ def metadata_text(metadata: dict[str, Any], limits: LegacyLimits) -> str | None:
     if len(text) > limits.metadata_bytes:
         raise MetadataSizeError
     return text
+
+
+def _plain_numbers(
+    values: dict[str, Any], limits: LegacyLimits, budget: _Budget
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return values of a pickle as JSON values, and the spellings of numbers that these do not show."""
+    plain: dict[str, Any] = {}
+    types: dict[str, str] = {}
+    for key in sorted(values):
+        budget.spend(len(key))
+        value = values[key]
+        if isinstance(value, PickledScalar):
+            budget.spend(len(key) + len(value.dtype))
+            types[key], value = _spelling(value), value.value
+        if isinstance(value, float) and not math.isfinite(value):
+            types.setdefault(key, "float")
+            value = str(value)
+        plain[key] = _to_json(value, limits.nesting, budget, strict=True)
+    return plain, types
 
 
 def header_json(top: Mapping[Any, Any], limits: LegacyLimits) -> dict[str, object]:

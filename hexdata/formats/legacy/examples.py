@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from hexdata.board import MAX_SIZE
 from hexdata.errors import FormatError, Reason
-from hexdata.formats.legacy.allowlist import PickledArray, kind_of, shortened
+from hexdata.formats.legacy.allowlist import PickledArray, is_number, kind_of, shortened
 from hexdata.formats.legacy.limits import LegacyLimits
 
 __all__ = [
@@ -56,12 +56,18 @@ class ExampleLayout:
     """The keys and array kinds shared by the examples of a group."""
 
     keys: tuple[str, ...] | None
-    """Keys of the dict, in order; None for a tuple (board, policy, value)."""
+    """Keys of the dict, in order; None for a tuple (board, policy, value). Keys that the legacy tool does not
+    write have numbers as values."""
     metadata_keys: tuple[str, ...] | None
     """Keys of the metadata, in order; None if there is no metadata."""
     board: ArrayKind | str
     """Kind of the array; if the value is not an array, a description of it."""
     policy: ArrayKind | str
+
+    @property
+    def number_keys(self) -> list[str]:
+        """The keys beside those that the legacy tool writes, in order."""
+        return [key for key in self.keys or () if key not in _REQUIRED and key not in _OPTIONAL]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,8 @@ class ExampleGroup:
     value: CodedColumn
     player_to_move: CodedColumn | None
     metadata: dict[str, CodedColumn] = field(default_factory=dict)
+    numbers: dict[str, CodedColumn] = field(default_factory=dict)
+    """Columns of the keys ``layout.number_keys``: numbers or None."""
 
 
 def layout_of(example: object, limits: LegacyLimits) -> ExampleLayout | tuple[Reason, str]:
@@ -116,19 +124,17 @@ def layout_of(example: object, limits: LegacyLimits) -> ExampleLayout | tuple[Re
         found = f"a tuple of {len(example)}" if isinstance(example, tuple) else kind_of(example)
         return Reason.EXAMPLE_LAYOUT, f"found {found}; expected a dict, or a tuple (board, policy, value)"
     missing = [key for key in _REQUIRED if key not in example]
-    unknown = [key for key in example if key not in _REQUIRED and key not in _OPTIONAL]
+    others = [key for key in example if key not in _REQUIRED and key not in _OPTIONAL]
+    unknown = [key for key in others if not isinstance(key, str) or not _is_number_or_none(example[key])]
     if missing or unknown:
         names = [shortened(str(key)) for key in unknown[:8]]
         return Reason.EXAMPLE_LAYOUT, f"missing keys {missing}, unknown keys {names}"
     metadata = example.get("metadata", {})
     if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
         return Reason.METADATA_TYPE, f"found {kind_of(metadata)}; expected a dict with texts as keys"
-    size = sum(map(len, metadata))
-    if len(metadata) > limits.metadata_keys or size > limits.metadata_bytes:
-        return (
-            Reason.METADATA_SIZE,
-            f"{len(metadata):,} keys of {size:,} characters; {limits.metadata_expected}",
-        )
+    count, size = len(metadata) + len(others), sum(map(len, metadata)) + sum(map(len, others))
+    if count > limits.metadata_keys or size > limits.metadata_bytes:
+        return Reason.METADATA_SIZE, f"{count:,} keys of {size:,} characters; {limits.metadata_expected}"
     return ExampleLayout(
         tuple(example),
         tuple(metadata) if "metadata" in example else None,
@@ -186,7 +192,12 @@ def _group(layout: ExampleLayout, indices: Int64Array, examples: list[Any]) -> E
             key: _objects([example["metadata"][key] for example in examples])
             for key in layout.metadata_keys or ()
         },
+        {key: _objects([example[key] for example in examples]) for key in layout.number_keys},
     )
+
+
+def _is_number_or_none(value: object) -> bool:
+    return value is None or is_number(value)
 
 
 def _array_kind(value: object) -> ArrayKind | str:

@@ -273,6 +273,7 @@ def _group(
         value=column(fields["value"]),
         player_to_move=column(fields["player_to_move"]) if "player_to_move" in fields else None,
         metadata={str(key): column(leaf) for key, leaf in fields.get("metadata", {}).items()},
+        numbers={key: column(fields[key]) for key in template.layout.number_keys},
     )
 
 

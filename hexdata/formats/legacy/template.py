@@ -86,7 +86,7 @@ class ExampleTemplate:
     policy: slice | None
     """Location of the payload of the policy; None if the policies are None."""
     fields: dict[str, Any]
-    """The traced "value", "player_to_move" and "metadata" of the example that was learned."""
+    """The traced values of the example that was learned, except "board" and "policy"."""
     references: tuple[Reference, ...]
     field_references: frozenset[int]
     """Indices of the references that are values of fields and may be any object. All others must refer to the

@@ -298,13 +298,16 @@ class BlockValidator:
             self._numbers["file_idx"][group.indices] = ids[:, 0]
             self._numbers["line_idx"][group.indices] = ids[:, 1]
         names = [name for name in sorted(metadata) if name not in _KNOWN]
-        if names:
+        if names or group.numbers:
             self._add_texts(group, names)
 
     def _add_texts(self, group: ExampleGroup, names: list[str]) -> None:
-        others = CodedColumn.zipped([group.metadata[name] for name in names])
-        objects = [dict(zip(names, values, strict=True)) for values in others.values]
-        texts = [self._metadata_text(values) for values in objects]
+        numbers = sorted(group.numbers)
+        columns = [group.metadata[name] for name in names] + [group.numbers[name] for name in numbers]
+        others = CodedColumn.zipped(columns)
+        objects = [dict(zip(names, values, strict=False)) for values in others.values]
+        of_example = [dict(zip(numbers, values[len(names) :], strict=True)) for values in others.values]
+        texts = [self._metadata_text(*parts) for parts in zip(objects, of_example, strict=True)]
         self._reject_large(group, others, texts)
         texts = [text or None for text in texts]
         lossy = np.array([text is None for text in texts])[others.codes]
@@ -324,12 +327,12 @@ class BlockValidator:
         self._texts["metadata"].put(group.indices, others.codes, texts)
         self._texts["origin"].put(group.indices, others.codes, origins)
 
-    def _metadata_text(self, values: dict[str, Any]) -> str | None:
+    def _metadata_text(self, values: dict[str, Any], numbers: dict[str, Any]) -> str | None:
         """Return metadata as JSON text; None if JSON cannot represent it, "" if it exceeds a limit."""
         if self._distinct_budget < 0:
             return ""  # the block has reached its limit already
         try:
-            text = metadata_text(values, self._limits)
+            text = metadata_text(values, numbers, self._limits)
         except MetadataSizeError:
             return ""
         self._distinct_budget -= len(text or "")

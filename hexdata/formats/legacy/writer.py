@@ -23,7 +23,15 @@ from zlib_ng import gzip_ng
 
 from hexdata.board import unpack_boards
 from hexdata.errors import InputError
-from hexdata.formats.legacy.dialect import DIALECT_KEY, WINNER_SPELLINGS, escaped_key, unescaped_key
+from hexdata.formats.legacy.dialect import (
+    DIALECT_KEY,
+    EXAMPLE_KEY,
+    EXAMPLE_TYPES_KEY,
+    TYPES_KEY,
+    WINNER_SPELLINGS,
+    escaped_key,
+    unescaped_key,
+)
 from hexdata.policy import SparsePolicies
 from hexdata.strict_json import parse_metadata, shortened
 
@@ -351,6 +359,7 @@ class _ExampleEncoder:
     ) -> Iterator[bytes]:
         # The order of calls is that of the file: the first use of an object is memoized.
         write = self.write
+        stored = self._parsed(values["metadata"]) if values["metadata"] is not None else {}
         is_tuple = dialect["layout"] == "tuple"
         yield b"" if is_tuple else b"}("
         for key in _PARTS if is_tuple else dialect["keys"]:
@@ -360,9 +369,11 @@ class _ExampleEncoder:
             elif key == "policy":
                 yield self._array(policy, (self._size**2,), dialect.get("policy", "<f4"))
             elif key == "metadata":
-                yield self._metadata(dialect, values)
-            else:
+                yield self._metadata(dialect, values, stored)
+            elif key in ("value", "player_to_move"):
                 yield write.number(values[key], dialect.get(key, "float" if key == "value" else "int"))
+            else:
+                yield self._stored(stored.get(EXAMPLE_KEY, {}), key, key, stored.get(EXAMPLE_TYPES_KEY, {}))
         yield b"\x87" if is_tuple else b"u"
 
     def _array(self, payload: bytes | None, shape: tuple[int, ...], spelling: str) -> bytes:
@@ -372,9 +383,8 @@ class _ExampleEncoder:
         head = self.write.array_head(shape, dtype, bool(order))
         return head + b"B" + struct.pack("<I", len(payload)) + payload + b"tb"
 
-    def _metadata(self, dialect: dict[str, Any], values: dict[str, Any]) -> bytes:
-        write = self.write
-        stored = self._parsed(values["metadata"]) if values["metadata"] is not None else {}
+    def _metadata(self, dialect: dict[str, Any], values: dict[str, Any], stored: dict[str, Any]) -> bytes:
+        write, types = self.write, stored.get(TYPES_KEY, {})
         parts = []
         others = sorted(map(unescaped_key, stored)) if self._all_metadata else []
         others = [key for key in others if escaped_key(key) in stored and key not in dialect["metadata_keys"]]
@@ -387,17 +397,30 @@ class _ExampleEncoder:
                 parts.append(self._winner(values["winner"], dialect.get("winner", "BLUE/RED")))
             elif key in values:
                 parts.append(write.number(values[key], dialect.get(key, "int")))
-            elif (kept := escaped_key(key)) in stored:
-                parts.append(write.value(stored[kept], tagged=False))
-            elif key in stored:  # older stores did not escape keys
-                parts.append(write.value(stored[key], tagged=False))
-            else:
-                raise InputError(
-                    "a metadata key has no value",
-                    found=shortened(str(key)),
-                    expected="a value in the column `metadata`",
-                )
+            else:  # older stores did not escape keys
+                kept = escaped_key(key)
+                parts.append(self._stored(stored, kept if kept in stored else key, key, types))
         return b"}(" + b"".join(parts) + b"u"
+
+    def _stored(self, stored: dict[str, Any], kept: str, key: str, types: dict[str, Any]) -> bytes:
+        """Return the opcodes of a value from the column ``metadata``.
+
+        Args:
+            stored: The object in the column that contains the value.
+            kept: Key of the value in this object.
+            key: Key of the value in the source.
+            types: Spellings of numbers by key in the source, as under ``TYPES_KEY``.
+        """
+        if kept not in stored:
+            raise InputError(
+                "a key of an example has no value",
+                found=shortened(str(key)),
+                expected="a value in the column `metadata`",
+            )
+        value, spelling = stored[kept], types.get(key)
+        if spelling is None:
+            return self.write.value(value, tagged=False)
+        return self.write.number(float(value) if isinstance(value, str) else value, spelling)
 
     def _game_id(self, ids: tuple[int | None, int | None], spelling: str) -> bytes:
         if None in ids:
