@@ -23,11 +23,14 @@ from hexdata.formats.legacy.dialect import EXAMPLE_KEY, EXAMPLE_TYPES_KEY, TYPES
 from hexdata.games.convention import Convention
 from hexdata.schema import EXTRA_PREFIX, MAX_EXTRAS, TARGETS, is_target, target_type
 from hexdata.store.originals import convert_values
+from hexdata.strict_json import shortened
 
 __all__ = ["NumberCounter", "check_declared", "choose_targets", "reject_invalid", "target_columns"]
 
 _MAX_NAMES: Final = 1024
 """Maximum number of keys of a source that are examined."""
+_MAX_NAME: Final = 63
+"""Longer names are shortened in notes; they cannot be columns."""
 _MAX_INT32: Final = (1 << 31) - 1
 _MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
 
@@ -71,6 +74,8 @@ class _Summary:
 
     low: float = math.inf
     high: float = -math.inf
+    is_number: bool = False
+    """Some values are numbers."""
     whole: bool = True
     """All numbers are integers."""
     problem: str | None = None
@@ -81,6 +86,7 @@ class _Summary:
             self.problem = "not all values are numbers"
             return
         try:
+            self.is_number = True
             number = float(value)
         except OverflowError:
             number = math.nan
@@ -89,10 +95,6 @@ class _Summary:
             return
         self.low, self.high = min(self.low, number), max(self.high, number)
         self.whole = self.whole and number.is_integer()
-
-    @property
-    def has_numbers(self) -> bool:
-        return self.low <= self.high
 
     def fits(self, target: str) -> bool:
         """Return whether all numbers are in the range of a column of ``TARGETS``."""
@@ -116,6 +118,7 @@ class NumberCounter:
             for name, value in _numbers(text):
                 if value is None:
                     continue
+                name = name if len(name) <= _MAX_NAME else shortened(name)
                 summary = self._found.get(name)
                 if summary is None:
                     if len(self._found) >= _MAX_NAMES:
@@ -138,7 +141,7 @@ class NumberCounter:
         left_out: dict[str, str] = {}
         notes = []
         for name, summary in sorted(self._found.items()):
-            if not summary.has_numbers:
+            if not summary.is_number:
                 continue
             column = EXTRA_PREFIX + name
             if name in TARGETS and summary.problem is None:
@@ -272,11 +275,11 @@ def choose_targets(
         own: list[str] = []
         others: dict[str, str] = {}
         for name in columns:
-            taken = names.get(name.lower())
+            taken, given = names.get(name.lower()), name.removeprefix(EXTRA_PREFIX)
             if taken is None and name not in TARGETS and extras >= MAX_EXTRAS:
-                others[name] = f"the store has {MAX_EXTRAS} columns with {EXTRA_PREFIX} already"
+                others[given] = f"the store has {MAX_EXTRAS} columns with {EXTRA_PREFIX} already"
             elif taken not in (None, name):
-                others[name] = f"the name differs from {taken} of the store only in case"
+                others[given] = f"the name differs from {taken} of the store only in case"
             else:
                 extras += taken is None and name not in TARGETS
                 names[name.lower()] = name

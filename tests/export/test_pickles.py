@@ -143,6 +143,8 @@ ODDITIES = {
     "policy minus zeros": lambda: games(3, policy=-np.zeros(N * N, "f4")),
     "policy with minus zeros": lambda: games(3, policy=np.array([0, -0.0, 0.5, 0.0] * 6 + [0.5], "f4")),
     "policy bool": lambda: games(3, policy=np.arange(N * N) % 3 == 1),
+    "policy float16": lambda: games(3, policy=np.array([0, -0.0, 0.5, 6e-8, 0.0] * 5, "f2")),
+    "policy float64 with minus zeros": lambda: games(3, policy=np.array([0, -0.0, 0.25, 0, 3] * 5, "f8")),
     "policy None": lambda: games(3, policy=None),
     "keys in another order": lambda: [dict(reversed(e.items())) for e in games(3)],
     "keys in two orders": lambda: [dict(reversed(e.items())) if i % 3 else e for i, e in enumerate(games(3))],
@@ -157,6 +159,32 @@ ODDITIES = {
         trmph_game="#5,",
     ),
     "sometimes more metadata": lambda: games(3, zoo=every(4, "x", ...), original_source=every(3, "raw", ...)),
+    "numbers beside the board": lambda: [
+        e | {"root_value": i / 12, "visits": 800, "temperature": None} for i, e in enumerate(games(3))
+    ],
+    "numbers first": lambda: [{"visits": i} | e for i, e in enumerate(games(3))],
+    "numbers of NumPy beside the board": lambda: [
+        e | {"root_value": np.float32(i / 12), "visits": np.int64(i), "weight": np.float64(0.1)}
+        for i, e in enumerate(games(3))
+    ],
+    "numbers in every type": lambda: [
+        e | {"value_": (1, 1.0, None, np.float16(1), -0.0, 10**30, float("nan"), np.uint8(1))[i % 8]}
+        for i, e in enumerate(games(4))
+    ],
+    "numbers without metadata": lambda: [e | {"visits": i} for i, e in enumerate(games(3, metadata=...))],
+    "numbers sometimes": lambda: [e | {"visits": i} if i % 3 else e for i, e in enumerate(games(3))],
+    "numbers with names of columns": lambda: [
+        e | {"winner": 1, "hexdata:value": 2, "dialect": 3, "move": i} for i, e in enumerate(games(3))
+    ],
+    "numbers in the metadata": lambda: games(
+        3,
+        root_value=lambda i: np.float32(i / 12),
+        visits=lambda i: (800, np.int32(800), None, ...)[i % 4],
+        temperature=lambda i: (1, 0.5, float("inf"), float("-inf"), float("nan"), np.bool_(True))[i % 6],
+    ),
+    "numbers in both": lambda: [
+        e | {"visits": np.int16(i)} for i, e in enumerate(games(3, visits=lambda i: float(i)))
+    ],
     "metadata sometimes": lambda: [
         {k: v for k, v in e.items() if k != "metadata" or i % 3} for i, e in enumerate(games(3))
     ],

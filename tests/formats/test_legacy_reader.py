@@ -247,7 +247,11 @@ def spoiled(array, place, value):
 
 
 REJECTIONS = {
-    "example-layout": [7, [], (board(), policy()), example(value=...), example(board=...), {"x": 1}],
+    "example-layout": [
+        *(7, [], (board(), policy()), example(value=...), example(board=...), {"x": 1}),
+        *(example() | {"visits": value} for value in ("3", True, np.bool_(True), [1], (1,))),
+        example() | {1: 1},
+    ],
     "metadata-type": [example(metadata=None), example(metadata={1: 2})],
     "board-type": [(None, None, 1.0), *(example(board=value) for value in (None, [[0]], "x", np.float32(1)))],
     "board-shape": [
@@ -270,7 +274,9 @@ REJECTIONS = {
     "tier-range": [example(value_sample_tier=value) for value in (4, 255, 1 << 70)],
     "game-id": [example(game_id=value) for value in ((1,), (1, -1), [1, 2], (1, 1 << 31), 5, (True, 1))],
     "winner-value": [example(winner=value) for value in ("blue", 0, 3, True, 1.0, ())],
-    "metadata-value": [example(zoo=value) for value in ((1, 2), b"x", float("nan"), np.float32(1), {1: 2})],
+    "metadata-value": [
+        example(zoo=value) for value in ((1, 2), b"x", [float("nan")], {"a": np.float32(1)}, {1: 2})
+    ],
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import pickle
 import struct
 import sys
@@ -31,7 +32,13 @@ from hexdata.formats.legacy.allowlist import (
     PickledDtype,
     PickledScalar,
 )
-from hexdata.formats.legacy.dialect import DIALECT_KEY, unescaped_key
+from hexdata.formats.legacy.dialect import (
+    DIALECT_KEY,
+    EXAMPLE_KEY,
+    EXAMPLE_TYPES_KEY,
+    TYPES_KEY,
+    unescaped_key,
+)
 from hexdata.formats.legacy.unpickler import Event, Unpickler
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -215,7 +222,9 @@ def expected(example: Any) -> dict[str, Any]:
             narrow = policy.astype(np.float32)
             cells = np.flatnonzero(narrow.view(np.uint32)).tolist()
             policy = [{"cell": cell, "probability": float(narrow[cell])} for cell in cells]
-    extra = {key: value for key, value in metadata.items() if key not in KNOWN}
+    fields = ("board", "policy", "value", "player_to_move", "metadata")
+    numbers = {key: typed(value) for key, value in example.items() if key not in fields}
+    extra = {key: typed(value) for key, value in metadata.items() if key not in KNOWN}
     return {
         "board": bytes(pack_boards((example["board"] == 1).astype(np.uint8)[np.newaxis])[0]),
         "move": move,
@@ -226,8 +235,25 @@ def expected(example: Any) -> dict[str, Any]:
         "line_idx": number(line_idx),
         **{key: number(metadata.get(key)) for key in KNOWN[2:]},
         "winner": winner,
-        "metadata": json.dumps(extra, sort_keys=True),
+        "metadata": json.dumps([extra, numbers], sort_keys=True),
     }
+
+
+def typed(value: Any) -> Any:
+    """Return a number of NumPy, or one that is not finite, with its type; any other value unchanged."""
+    if isinstance(value, np.generic):
+        return ["numpy", value.dtype.str, repr(value.item())]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def untyped(values: dict[str, Any], types: dict[str, str]) -> dict[str, Any]:
+    """Return values of the column ``metadata`` in the form of :func:`typed`."""
+    result = dict(values)
+    for key, spelling in types.items():
+        if spelling.startswith("numpy "):
+            value = float(values[key]) if isinstance(values[key], str) else values[key]
+            result[key] = ["numpy", spelling.removeprefix("numpy "), repr(value)]
+    return result
 
 
 def compare_rows(rows: list[dict[str, Any]], rejected: list[Any], examples: list[Any]) -> None:
@@ -237,8 +263,10 @@ def compare_rows(rows: list[dict[str, Any]], rejected: list[Any], examples: list
     for row in rows:
         extra = json.loads(row["metadata"] or "{}")
         extra.pop(DIALECT_KEY, None)
-        extra = {unescaped_key(key): value for key, value in extra.items()}
-        found = row | {"metadata": json.dumps(extra, sort_keys=True)}
+        numbers = untyped(extra.pop(EXAMPLE_KEY, {}), extra.pop(EXAMPLE_TYPES_KEY, {}))
+        types = extra.pop(TYPES_KEY, {})
+        extra = untyped({unescaped_key(key): value for key, value in extra.items()}, types)
+        found = row | {"metadata": json.dumps([extra, numbers], sort_keys=True)}
         for name, value in expected(examples[row["record"]]).items():
             if repr(found[name]) != repr(value):
                 raise DifferentError(f"record {row['record']}: {name} is {found[name]!r}, not {value!r}")
