@@ -180,7 +180,7 @@ ODDITIES = {
         3,
         root_value=lambda i: np.float32(i / 12),
         visits=lambda i: (800, np.int32(800), None, ...)[i % 4],
-        temperature=lambda i: (1, 0.5, float("inf"), float("-inf"), float("nan"), np.bool_(True))[i % 6],
+        temperature=lambda i: (1, 0.5, float("inf"), float("-inf"), float("nan"), np.float16(2))[i % 6],
     ),
     "numbers in both": lambda: [
         e | {"visits": np.int16(i)} for i, e in enumerate(games(3, visits=lambda i: float(i)))
