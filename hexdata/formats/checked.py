@@ -66,13 +66,10 @@ class CheckedReader:
         self._name = name
         self.targets = tuple(reader.targets)
         if reader.format in GAME_FORMATS or reader.format.startswith("legacy"):
-            raise self._error(
-                "its format", reader.format, f"{name}, or another name that hexdata does not use"
-            )
+            raise self._error("its format", reader.format, f"another name, such as {name}")
         if len(set(self.targets)) < len(self.targets) or not all(map(is_target, self.targets)):
-            raise self._error(
-                "its targets", self.targets, "different names such as visits or extra.temperature"
-            )
+            raise self._error("its targets", self.targets, "different names such as visits, extra.time")
+        self._copy_state()
 
     def _copy_state(self) -> None:
         """Set the attributes of the interface to those of the reader."""
@@ -113,7 +110,9 @@ class CheckedReader:
                     "a reason", {each.reason for each in batch.rejected}, "hexdata.errors.Reason"
                 )
             records += len(found)
+            self._copy_state()
             yield batch
+        self._copy_state()
 
     def _check_positions(self, rows: pa.RecordBatch, size: int | None) -> None:
         if size is None or size != self._reader.board_size:

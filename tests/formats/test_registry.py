@@ -160,7 +160,13 @@ def batch_of(record=0, *, schema=None, **columns):
 
 def read(reader):
     with CheckedReader(reader, "xy") as checked:
-        return list(checked.batches())
+        batches = []
+        for batch in checked.batches():
+            batches.append(batch)
+            reader.header = {"batches": len(batches)}
+        assert checked.header == reader.header
+        assert (checked.board_size, checked.damage) == (reader.board_size, reader.damage)
+    return batches
 
 
 def test_valid_batches_of_another_package_are_unchanged():
