@@ -120,6 +120,7 @@ SLOW_FILES = frozenset(
         "loader/test_objects.py",
         "loader/test_row_filter.py",
         "loader/test_stream.py",
+        "loader/test_targets.py",
         "pytorch/test_epochs.py",
         "pytorch/test_games_mode.py",
         "pytorch/test_loader.py",
