@@ -93,7 +93,7 @@ def test_every_position_has_its_policy_and_targets(store: Path, mode: Any) -> No
     assert np.isnan(expected["root_value"]).sum() > 120
     ids = []
     for split in ("train", "val", "test"):
-        found = epoch_of(Loader(store, split=split, mode=mode, batch_size=17, fields=FIELDS, seed=5))
+        found = epoch_of(Loader(store, split=split, mode=mode, batch_size=16, fields=FIELDS, seed=5))
         assert tuple(found) == FIELDS
         check(found, expected, found["position_id"])
         ids += found["position_id"].tolist()
