@@ -48,6 +48,15 @@ def load(
             "stream.",
         ),
     ] = None,
+    shards: Annotated[
+        str | None,
+        typer.Option(
+            "--shards",
+            metavar="FIRST-LAST",
+            help="Read only these shards of the split, such as 0-49. Not in games mode. Default: all.",
+            show_default=False,
+        ),
+    ] = None,
     check: Annotated[
         str,
         typer.Option(
@@ -97,6 +106,7 @@ def load(
         epochs=epochs,
         batch_size=batch_size,
         seed=seed,
+        shards=shards,
         fields=tuple(name.strip() for name in fields.split(",")),
         mode=mode,  # type: ignore[arg-type]  # LoadOptions checks it
         check=check,  # type: ignore[arg-type]

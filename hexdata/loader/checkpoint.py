@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from hexdata.checks import check_same_options, check_versions
 from hexdata.errors import ConfigError, StoreError
-from hexdata.loader.options import LoaderOptions
+from hexdata.loader.options import LoaderOptions, shard_range
 from hexdata.order import ORDER_VERSION, derive_key, sort_key
 from hexdata.strict_json import AtMost, Count, Matching, check_value
 
@@ -69,6 +69,8 @@ class _LoaderState:
     epoch: Count
     batch: Count
     epoch_digest: Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")] | None
+    shards: Annotated[list[Count], AtMost(2)] | None = None
+    """The pair of ``LoaderOptions.shards``; absent from a state if all shards are read."""
 
 
 def make_state(
@@ -123,7 +125,9 @@ def check_state(
     if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
         check_versions(state, expected)
     checked = check_value(_LoaderState, state, what="the state of the loader", error=ConfigError)
-    different = [name for name in _order_options(options) if state[name] != expected[name]]
+    state, expected = {"shards": None, **state}, {"shards": None, **expected}
+    names = dict.fromkeys([*_order_options(options), "shards"])
+    different = [name for name in names if state[name] != expected[name]]
     if not (options.mode == "games" and checked.batch == 0):  # at batch 0 nothing of the epoch is delivered
         _check_positions(state, expected, options, different)
     check_same_options(state, expected, different, "loader")
@@ -178,6 +182,7 @@ def _order_options(options: LoaderOptions) -> dict[str, Any]:
         "final_policy_skip": options.batch.final_policy == "skip",
         "streams": list(options.streams) if streams else None,
         "window": options.window if streams else None,
+        **({} if options.shards is None else {"shards": list(shard_range(options.shards))}),
     }
 
 

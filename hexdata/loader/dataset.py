@@ -16,7 +16,7 @@ from hexdata.batch import (
     make_batch,
 )
 from hexdata.checks import as_int, as_tuple, check_count
-from hexdata.loader.opening import all_members, find_data, open_game_rows, open_shard_rows
+from hexdata.loader.opening import all_members, find_data, open_game_rows, open_shard_rows, with_shards
 from hexdata.loader.options import LoaderOptions
 from hexdata.shards.locate import add_cache, check_split, load_manifest, require_mappable
 from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check
@@ -57,6 +57,7 @@ class PositionDataset:
         where: SQL condition on the labels that selects positions; null counts as false (default None: all
             positions).
         newest: Number of games with the highest ids whose positions are selected (default None: all games).
+        shards: Shards of the split to read, as for ``Loader`` (default None: all shards).
         fields: Names of the arrays, as for ``Loader`` (default board, policy, value).
         planes: Number of board planes, 2 or 3 (default 2).
         board: "float32", "float16", "uint8", "packed" or "fill" (default "float32").
@@ -84,6 +85,7 @@ class PositionDataset:
         check: Check = "sizes",
         where: str | None = None,
         newest: int | None = None,
+        shards: str | tuple[int, int] | None = None,
         fields: Sequence[str] = DEFAULT_FIELDS,
         planes: int = 2,
         board: BoardForm = "float32",
@@ -102,6 +104,7 @@ class PositionDataset:
             check=check,
             where=where,
             newest=newest,
+            shards=as_tuple(shards),
             batch=BatchOptions(
                 fields=as_tuple(fields),
                 planes=planes,
@@ -118,6 +121,7 @@ class PositionDataset:
         else:
             manifest = load_manifest(data)
             members = all_members(self.options, check_split(manifest, split, str(store)), str(store))
+            manifest = with_shards(manifest, self.options, str(store))
             self.board_size = manifest.board_size
             entries = manifest.splits[self.options.split]
             source = add_cache(data, entries, self.options.copies, digests=check == "digests")

@@ -29,7 +29,14 @@ from hexdata.loader.exact import ExactEpoch, SelectedRows
 from hexdata.loader.game_reader import table_digest
 from hexdata.loader.game_table import GameTable
 from hexdata.loader.map_ahead import map_ahead
-from hexdata.loader.opening import all_members, default_mode, find_data, open_game_rows, open_shard_rows
+from hexdata.loader.opening import (
+    all_members,
+    default_mode,
+    find_data,
+    open_game_rows,
+    open_shard_rows,
+    with_shards,
+)
 from hexdata.loader.options import LoaderOptions, Mode, Remainder
 from hexdata.loader.row_filter import RowSubset
 from hexdata.loader.schedule import Epoch, PackedStep
@@ -99,6 +106,9 @@ class Loader:
             counts as false. Not in stream mode (default None: all positions).
         newest: Number of games with the highest ids whose positions are selected. Not in stream mode (default
             None: all games).
+        shards: Shards of the split to read, counted from 0 in the order of the manifest: text with the first
+            and the last one, such as ``"0-49"``, or a pair (start, stop), such as ``(0, 50)``. Not in games
+            mode (default None: all shards).
         streams: (P, Q) of stream mode: each global batch has P parts, and consecutive steps cycle through Q
             streams per part, so an epoch is read as P · Q streams. The number of ranks must divide P, and the
             number of workers Q (default (4, 4)).
@@ -128,7 +138,7 @@ class Loader:
     Attributes:
         options: The options.
         board_size: Board size n.
-        manifest: The manifest of the shards; None in games mode.
+        manifest: The manifest of the shards, with those that ``shards`` selects; None in games mode.
         games: The table of the games and other positions of the split in games mode; otherwise None.
 
     Raises:
@@ -154,6 +164,7 @@ class Loader:
         check: Check = "sizes",
         where: str | None = None,
         newest: int | None = None,
+        shards: str | tuple[int, int] | None = None,
         streams: tuple[int, int] = (4, 4),
         window: int = 262_144,
         fields: Sequence[str] = DEFAULT_FIELDS,
@@ -182,6 +193,7 @@ class Loader:
             check=check,
             where=where,
             newest=newest,
+            shards=as_tuple(shards),
             streams=as_tuple(streams),
             window=window,
             batch=BatchOptions(
@@ -553,6 +565,7 @@ class Loader:
         self._data_digest = self.manifest.digest
         stored = check_split(self.manifest, options.split, location)
         self._members = all_members(options, stored, location)
+        self.manifest = with_shards(self.manifest, options, location)
         entries = self.manifest.splits[options.split]
         self._source = add_cache(source, entries, options.copies, digests=options.check == "digests")
         if options.mode == "exact":

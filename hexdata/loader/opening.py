@@ -10,7 +10,7 @@ from hexdata.errors import ConfigError, StoreError
 from hexdata.loader.exact import SelectedRows
 from hexdata.loader.game_reader import read_game_table
 from hexdata.loader.game_table import GameTable
-from hexdata.loader.options import LoaderOptions, Mode
+from hexdata.loader.options import LoaderOptions, Mode, shard_range
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 from hexdata.shards.files import MappableSource
@@ -23,7 +23,14 @@ from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.units import format_bytes
 
-__all__ = ["all_members", "default_mode", "find_data", "open_game_rows", "open_shard_rows"]
+__all__ = [
+    "all_members",
+    "default_mode",
+    "find_data",
+    "open_game_rows",
+    "open_shard_rows",
+    "with_shards",
+]
 
 
 def find_data(location: str | AnyPath, mode: Mode | None) -> ShardSource | Store:
@@ -65,6 +72,31 @@ def all_members(options: LoaderOptions, stored: Collection[str], location: str) 
     """
     check_stored_fields(options.batch.fields, stored, location)
     return sorted({*required_members(options.batch, stored), "position_id"})
+
+
+def with_shards(manifest: ShardManifest, options: LoaderOptions, location: str) -> ShardManifest:
+    """Return the manifest with only the shards of the split that ``options.shards`` selects.
+
+    Args:
+        manifest: The manifest of all shards. It has the split.
+        options: Options of the loader.
+        location: Location of the shards, for messages.
+
+    Raises:
+        ConfigError: The split has fewer shards.
+    """
+    if options.shards is None:
+        return manifest
+    start, stop = shard_range(options.shards)
+    shards = manifest.splits[options.split]
+    if stop > len(shards):
+        raise ConfigError(
+            f"the split {options.split} has fewer shards",
+            path=location,
+            found=f"shards {start}-{stop - 1}",
+            expected=f"shards from 0 to {len(shards) - 1}" if shards else "no option shards, as it has none",
+        )
+    return manifest.with_shards(options.split, start, stop)
 
 
 def open_game_rows(

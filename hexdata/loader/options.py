@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from hexdata.batch import BatchOptions
-from hexdata.checks import check_choice, check_count, check_seed
+from hexdata.checks import as_int, check_choice, check_count, check_seed
 from hexdata.errors import ConfigError
 from hexdata.shards.options import CacheOptions, Check, OnError
 
@@ -15,6 +16,7 @@ __all__ = [
     "Mode",
     "RankedOptions",
     "Remainder",
+    "shard_range",
 ]
 
 Mode = Literal["games", "exact", "stream"]
@@ -60,7 +62,8 @@ class RankedOptions:
 class LoaderOptions(RankedOptions):
     """The options of ``Loader``, which describes them.
 
-    ``batch`` determines the contents of batches and ``copies`` the shard cache. ``streams`` and ``window``
+    ``shards`` is a pair (start, stop), or None; text such as "0-49" is converted to a pair. ``batch``
+    determines the contents of batches and ``copies`` the shard cache. ``streams`` and ``window``
     apply to stream mode only. Integers of other types, such as NumPy's, are converted to Python ints.
 
     Raises:
@@ -79,6 +82,7 @@ class LoaderOptions(RankedOptions):
     check: Check = "sizes"
     where: str | None = None
     newest: int | None = None
+    shards: str | tuple[int, int] | None = None
     streams: tuple[int, int] = (4, 4)
     window: int = 262_144
     batch: BatchOptions = field(default_factory=BatchOptions)
@@ -98,6 +102,14 @@ class LoaderOptions(RankedOptions):
             raise ConfigError("where cannot be used", found=repr(self.where), expected="an SQL predicate")
         if self.newest is not None:
             self._set("newest", check_count("newest", self.newest, 1))
+        if self.shards is not None:
+            self._set("shards", shard_range(self.shards))
+            if self.mode == "games":
+                raise ConfigError(
+                    "games mode reads no shards",
+                    found=f"shards {_shards_text(self.shards)}",
+                    hint="Export the store and use mode='exact' or 'stream', or select games with where.",
+                )
         if not (isinstance(self.streams, tuple) and len(self.streams) == 2):
             raise ConfigError(
                 "streams cannot be used",
@@ -105,3 +117,33 @@ class LoaderOptions(RankedOptions):
                 expected="a pair of integers, such as (4, 4)",
             )
         self._set("streams", tuple(check_count("streams", count, 1) for count in self.streams))
+
+
+def shard_range(value: object) -> tuple[int, int]:
+    """Return a range of shards as (start, stop).
+
+    Args:
+        value: A pair (start, stop) of which stop is excluded; or text with the first and the last shard.
+
+    Raises:
+        ConfigError: The value is neither, or the range is empty.
+    """
+    bounds: tuple[Any, ...] = ()
+    if isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", value)
+        bounds = () if match is None else (int(match[1]), int(match[2] or match[1]) + 1)
+    elif isinstance(value, tuple | list) and len(value) == 2:
+        bounds = tuple(as_int(bound) for bound in value)
+    if len(bounds) != 2 or None in bounds or not 0 <= bounds[0] < bounds[1]:
+        raise ConfigError(
+            "shards cannot be used",
+            found=repr(value)[:80],
+            expected='the first and the last shard, such as "0-49", or a pair (start, stop), such as (0, 50)',
+        )
+    return bounds
+
+
+def _shards_text(shards: object) -> str:
+    """Return a checked range of shards as text, such as "0-49"."""
+    start, stop = shard_range(shards)
+    return f"{start}-{stop - 1}"

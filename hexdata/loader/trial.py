@@ -46,6 +46,8 @@ class LoadOptions:
     """Positions per batch."""
     seed: int = 0
     """Seed of the order."""
+    shards: str | None = None
+    """First and last shard of the split to read, such as "0-49". None: all shards."""
     mode: Mode | None = None
     """Mode of the loader: "games", "exact" or "stream". None: as for ``Loader``."""
     check: Check = "sizes"
@@ -63,7 +65,9 @@ class LoadOptions:
         if self.epochs < 1:
             raise ConfigError("epochs must be at least 1", found=self.epochs)
         mode: Mode = "exact" if self.mode is None else self.mode
-        LoaderOptions(batch_size=self.batch_size, seed=self.seed, mode=mode, check=self.check)
+        LoaderOptions(
+            batch_size=self.batch_size, seed=self.seed, mode=mode, check=self.check, shards=self.shards
+        )
         CacheOptions(self.cache, self.cache_size, self.prefetch)
         object.__setattr__(self, "fields", as_tuple(self.fields))
         BatchOptions(self.fields)
@@ -130,6 +134,7 @@ def run_loader_trial(
         split=options.split,
         batch_size=options.batch_size,
         seed=options.seed,
+        shards=options.shards,
         mode=options.mode,
         check=options.check,
         cache=options.cache,

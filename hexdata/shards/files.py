@@ -308,7 +308,7 @@ def open_shards(
         BudgetError: The process cannot map all files, or the cache is too small for the split.
     """
     shards = []
-    key = 0
+    key = manifest.first_keys.get(split, 0)
     for entry in manifest.splits[split]:
         shards.append(
             LocalShard(source, entry, key, manifest.block_size, manifest.board_size, manifest.fields)

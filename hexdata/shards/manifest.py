@@ -9,7 +9,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -114,6 +114,8 @@ class ShardManifest:
         splits: The shards of each split, in order.
         schema_version: Version of the position schema. Policies are dense in version 1, and sparse since.
         order_version: Version of the shuffle order.
+        first_keys: Key of the first block of each split whose first shards were left out by
+            :meth:`with_shards`; not stored. Default: none, so the keys of all splits begin at 0.
 
     Raises:
         StoreError: The values contradict each other.
@@ -128,6 +130,7 @@ class ShardManifest:
     splits: Mapping[str, Sequence[ShardEntry]]
     schema_version: int = SCHEMA_VERSION
     order_version: int = ORDER_VERSION
+    first_keys: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
@@ -150,6 +153,16 @@ class ShardManifest:
     def positions(self, split: str) -> int:
         """Return the number of positions in a split."""
         return sum(shard.positions for shard in self.splits[split])
+
+    def with_shards(self, split: str, start: int, stop: int) -> ShardManifest:
+        """Return a manifest with only the shards [start, stop) of a split."""
+        shards = self.splits[split]
+        first_key = self.first_keys.get(split, 0) + sum(shard.blocks for shard in shards[:start])
+        return replace(
+            self,
+            splits={**self.splits, split: shards[start:stop]},
+            first_keys={**self.first_keys, split: first_key},
+        )
 
     @functools.cached_property
     def digest(self) -> str:

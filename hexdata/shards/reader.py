@@ -59,7 +59,9 @@ class BlockReader:
         self._fields = manifest.fields
         self._source = source
         self._digests = digests
-        self._first_keys = np.cumsum([0, *(shard.blocks for shard in self.shards)]).tolist()
+        self._first_keys = np.cumsum(
+            [manifest.first_keys.get(split, 0), *(shard.blocks for shard in self.shards)]
+        ).tolist()
 
     def find_faults(self) -> Iterator[tuple[ShardEntry, StoreError]]:
         """Yield the shards that are missing or have another size, with their errors.
