@@ -83,7 +83,7 @@ class GameRecord:
 
         Args:
             error: The reason.
-            unit: What ``number`` counts: "line" or "game".
+            unit: Unit of ``number``: "line" or "game".
         """
         self.reason, self.detail = error.code, f"{unit} {self.number}: {error}"
 
@@ -239,9 +239,9 @@ class GameReader(ABC):
     format: str
     targets: tuple[str, ...] = ()
     unit: ClassVar[str] = "line"
-    """What ``GameRecord.number`` counts."""
+    """Unit of ``GameRecord.number``, for messages."""
     _winner_hint: ClassVar[str]
-    """How the format states a winner."""
+    """Examples of a stated winner, for messages."""
 
     def __init__(
         self,

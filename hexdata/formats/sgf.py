@@ -53,7 +53,7 @@ _KEPT: Final = frozenset(("B", "W", "PL", "GM", "FF", "SZ", "CA", *_SETUP, *_LIS
 _ROOT: Final = frozenset(("GM", "FF", "SZ", "CA", *_LISTED))
 _SWAPS: Final = ("swap", "swap-pieces", "swap-sides")
 _END_REASONS: Final = {"r": "resigned", "resign": "resigned", "t": "time", "time": "time"}
-"""How a result such as ``B+R`` or ``B+Time`` says that the game ended; others are "unknown"."""
+"""End reasons of results such as ``B+R`` and ``B+Time``; others are "unknown"."""
 
 _ENCODINGS: Final = re.compile(
     r"ascii|utf_8|(iso8859_|cp125)\d+|koi8_[rut]|euc_(jp|kr)|gb2312|mac_\w+|latin_1|iso8859_1"
@@ -279,7 +279,7 @@ def _swap_kind(text: str, colour: str, following: str | None) -> str:
 
     After a swap of pieces, the opponent moves. After a swap of sides, colours keep their stones, so that the
     colour that swapped moves. HexGui and Benzene write ``W[swap-pieces]`` for a swap of sides, and
-    ``W[swap]`` has no meaning of its own. The colour of the next move therefore decides.
+    ``W[swap]`` may mean either. The colour of the next move therefore decides.
 
     Args:
         text: "swap", "swap-pieces" or "swap-sides".
@@ -423,7 +423,7 @@ class _Scanner:
                 return b""
 
     def _find_game(self, first: bool) -> bool:
-        """Go to the next "(", and return False if there is none. Text between games is skipped."""
+        """Skip the text before the next "("; return False if there is none."""
         if first and self._peek() and self._buffer.startswith(codecs.BOM_UTF8, self._at):
             self._at += len(codecs.BOM_UTF8)
         while self._peek():
