@@ -168,7 +168,7 @@ ODDITIES = {
         for i, e in enumerate(games(3))
     ],
     "numbers in every type": lambda: [
-        e | {"value_": (1, 1.0, None, np.float16(1), -0.0, 10**30, float("nan"), np.uint8(1))[i % 8]}
+        e | {"value_": (1, 1.0, None, np.float16(1), -0.0, 10**30, float("nan"), np.uint16(1))[i % 8]}
         for i, e in enumerate(games(4))
     ],
     "numbers without metadata": lambda: [e | {"visits": i} for i, e in enumerate(games(3, metadata=...))],
