@@ -23,8 +23,9 @@ from hexdata.formats import open_source
 from hexdata.formats.gunzip import GunzipLimits
 from hexdata.formats.katago import KataHexReader
 from hexdata.live.source_games import extract_games
+from hexdata.loader import Loader
 from hexdata.schema import raw_schema
-from hexdata.verify import verify_store
+from hexdata.verify import check_round_trip, verify_store
 
 BLACK, WHITE = 1, 2
 
@@ -738,6 +739,45 @@ def test_the_rows_of_a_game_are_one_game_in_any_order_and_in_several_files(games
         by_hash.setdefault(row.hash, set()).add(position["game_id"])
     assert all(len(ids) == 1 for ids in by_hash.values())
     assert verify_store(store).ok
+
+
+def test_the_results_of_the_search_are_in_the_store_and_in_batches(games_of_katahex, tmp_path):
+    folder, rows = games_of_katahex
+    store = tmp_path / "store"
+    convert_sources(folder, store, ConvertOptions(workers=1, val=0, test=0))
+    for row, position in zip(rows, table_of(store, "positions"), strict=True):
+        assert position["root_value"] == row.search[1]
+        assert (position["visits"], position["weight"]) == (row.root_visits, row.weight)
+        assert position["extra.max_moves"] is None
+        assert position["extra.game_type"] == 2
+        sign = 1 if row.player == BLACK else -1
+        assert position["extra.network_win_loss"] == sign * 0.25
+        assert position["extra.td_short"] == pytest.approx(sign * 0.4)
+        assert position["extra.policy_surprise"] == 0.5
+    fields = ("board", "policy", "value", "root_value", "visits", "weight", "extra.td_short", "position_id")
+    seen = []
+    for batch in Loader(store, batch_size=64, fields=fields, seed=1):
+        for i, position_id in enumerate(batch["position_id"].tolist()):
+            row = rows[position_id]
+            total = sum(row.visits.values())
+            policy = np.zeros(25, np.float32)
+            for (x, y), visits in row.visits.items():
+                policy[cell(x, y, 5)] = visits / total
+            assert np.array_equal(batch["policy"][i], policy)
+            stones = {(x, y): BLACK + plane for plane, y, x in np.argwhere(batch["board"][i]).tolist()}
+            assert stones == row.stones
+            assert batch["value"][i] == row.black[1]
+            assert batch["root_value"][i] == row.search[1]
+            assert (batch["visits"][i], batch["weight"][i]) == (row.root_visits, row.weight)
+            seen.append(position_id)
+    assert sorted(seen) == list(range(360))
+
+
+def test_a_store_of_katahex_equals_its_files(games_of_katahex, tmp_path):
+    folder, _ = games_of_katahex
+    convert_sources(folder, tmp_path / "store", ConvertOptions(workers=1))
+    results = list(check_round_trip(tmp_path / "store", [folder]))
+    assert [(each.name, each.ok) for each in results] == [("in/a.npz", True), ("in/b.npz", True)]
 
 
 def test_live_mode_finds_the_same_games(games_of_katahex):
