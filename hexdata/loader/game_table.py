@@ -87,8 +87,8 @@ class GameTable:
               each position of these games. ``position_ids`` contains offsets from ``position_id``, which is
               then the lowest id. Absent if there are no such games.
             - ``tier`` uint8 (R,): value sample tiers. Absent if no member or condition needs them.
-            - ``root_value`` float32, ``visits`` int32, ``weight`` float32, ``extra.NAME`` float32 or float64,
-              each (R,): optional columns of the store. Absent if no member or condition needs them.
+            - ``root_value`` float32, ``visits`` int32, ``weight`` float32, ``extra.NAME`` float32, each (R,):
+              optional columns of the store. Absent if no member needs them.
             - ``policy_group``, ``policy_offset``, ``policy_cell``, ``policy_probability``: the policies of
               all R + P rows, which ``row_policies`` describes. Absent if no position has one. The last two
               are absent if no member needs them. A position of a game that has a policy has no move.

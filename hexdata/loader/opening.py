@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from hexdata.batch import check_stored_fields, required_members
 from hexdata.errors import ConfigError, StoreError
@@ -31,6 +32,10 @@ __all__ = [
     "open_shard_rows",
     "with_shards",
 ]
+
+
+_TARGET_DTYPES: Final = {"visits": "<i4"}
+"""Dtypes of optional columns of batches and therefore in a table of games. All others are float32."""
 
 
 def find_data(location: str | AnyPath, mode: Mode | None) -> ShardSource | Store:
@@ -134,12 +139,11 @@ def open_game_rows(
     targets = store.manifest.targets
     fields = {*block_fields(1, with_policy=False, targets=targets), "fill", *POLICY_FIELDS} - {"board"}
     members = all_members(options, fields, str(store.path))
-    read = {name: block_fields(1, with_policy=False, targets=[name])[name].dtype for name in targets}
     table = read_game_table(
         store,
         options.split,
         tiers=options.where is not None or "value_sample_tier" in members,
-        targets={name: dtype for name, dtype in read.items() if name in members},
+        targets={name: _TARGET_DTYPES.get(name, "<f4") for name in targets if name in members},
         policies="policy" in members,
         check=options.check,
         progress=progress,

@@ -109,8 +109,7 @@ def _copy_to(device: torch.device, uploads: dict[str, _Upload]) -> dict[str, Ten
         start = 0
         for piece in upload.pieces:
             # A copy, since tensors of read-only arrays give a warning.
-            with np.errstate(over="ignore"):  # a float64 that float32 cannot represent is infinite
-                tensor[start : start + len(piece)] = torch.from_numpy(piece.astype(upload.dtype))
+            tensor[start : start + len(piece)] = torch.from_numpy(piece.astype(upload.dtype))
             start += len(piece)
         tensors[name] = tensor
     return tensors
@@ -218,8 +217,7 @@ class DeviceTable:
             names = ("move", "position_in_game", "total_positions")
             uploads |= {f"packed.{name}": _upload_of(packed[name]) for name in names if name in fields}
         for name in filter(is_target, fields):
-            dtype = np.float32 if arrays[name].dtype == np.float64 else None
-            uploads[name] = _upload_of(arrays[name], packed[name], dtype=dtype)
+            uploads[name] = _upload_of(arrays[name], packed[name])
         if games.has_policies and fields & _POLICIES:
             uploads["policy_group"] = _upload_of(arrays["policy_group"])
             uploads["policy_offset"] = _upload_of(arrays["policy_offset"].view(np.int16))

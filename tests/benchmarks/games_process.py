@@ -50,7 +50,7 @@ SEARCHED: dict[str, dict[str, Any]] = {
     "games": {"mode": "games", "fields": SEARCH_FIELDS},
     "exact-symmetry": {"mode": "exact", "fields": SEARCH_FIELDS, "symmetry": True},
     "games-symmetry": {"mode": "games", "fields": SEARCH_FIELDS, "symmetry": True},
-    "games-without-search": {"mode": "games"},
+    "games-without-targets": {"mode": "games"},
 }
 """Options of the loaders of a store with results of a search."""
 SEARCH_ROUNDS, SEARCH_BATCHES = 7, 150

@@ -97,7 +97,7 @@ def make_table(n: int, games: int, packed: int = 0, *, own: bool = False, search
         assert RowPolicies(arrays).put(with_policy, sparse)
         for name in TARGETS:
             numbers = random.integers(0, 1000, rows) if name == "visits" else random.random(rows)
-            dtype = {"visits": np.int32, "extra.temperature": np.float64}.get(name, np.float32)
+            dtype = np.int32 if name == "visits" else np.float32
             arrays[name], block[name] = np.split(numbers.astype(dtype), [starts[-1]])
     arrays |= {PACKED_PREFIX + name: array for name, array in block.items()}
     return GameTable(n, arrays, lambda: make_table(n, games, packed, own=own, search=search))
