@@ -78,6 +78,20 @@ def shuffle(
             "winner, to the size of the smallest group, by random choice.",
         ),
     ] = None,
+    merge: Annotated[
+        Literal["none", "positions"],
+        typer.Option(
+            "--merge",
+            help="Merge positions that are equal up to symmetry into one row, with the mean value, the "
+            "distribution of the moves as policy, and their number as weight.",
+        ),
+    ] = "none",
+    merge_weight: Annotated[
+        Literal["count", "root"],
+        typer.Option(
+            "--merge-weight", help="Weight of a merged row: the number of positions, or its square root."
+        ),
+    ] = "count",
     stratify_by: Annotated[
         str | None,
         typer.Option(
@@ -111,6 +125,8 @@ def shuffle(
         per_game=per_game,
         per_game_by=per_game_by,
         balance_by=balance_by,
+        merge=merge,
+        merge_weight=merge_weight,
         stratify_by=stratify_by,
         assign=assign,
         seed=seed,

@@ -11,6 +11,7 @@ from hexdata.schema import SPLITS
 from hexdata.selection.balance import BalanceRow, balance
 from hexdata.selection.dedup import Duplicates, count_duplicates, drop_duplicates, limit_per_game
 from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
+from hexdata.selection.merge import merge_positions
 from hexdata.selection.options import SelectionOptions
 from hexdata.selection.placement import Placement, assign_games, assign_positions, assign_strata
 from hexdata.selection.tables import StoreTables
@@ -109,6 +110,7 @@ def select(
             f"dedup exact cannot detect {duplicates.fragments:,} duplicates that are fragments of a game; "
             "dedup symmetric can"
         )
+    tables = selector.tables
     columns = ", ".join(f'"{name}"' for name in tables.position_columns)
     return Selection(
         key=derive_key(seed, "shuffle"),
@@ -169,6 +171,8 @@ class _Selector:
                 self._balance(self.expressions["balance_by"])
         if not self.counts:
             self._count()
+        if self.options.merge == "positions":
+            self._merge(self.options.merge_weight)
 
     def _where(self, condition: Expression) -> None:
         evaluated = self.tables.evaluated_sql(self.rows, condition, "is_wanted", "BOOLEAN")
@@ -203,6 +207,12 @@ class _Selector:
         self.rows, self.counts, self.table = balanced.sql, balanced.rows, balanced.table
         self._record_left_out("balance_by")
         self.notes += balanced.notes
+
+    def _merge(self, weight: str) -> None:
+        merged = merge_positions(self.con, self.tables, self.rows, weight, self.folder)
+        self.rows, self.tables = merged.sql, merged.tables
+        self._count()
+        self._record_left_out("merge")
 
     def _count(self) -> int:
         """Count the remaining positions by split; return the number of those without a game."""
