@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import SYMMETRIES, Symmetry, pack_boards, symmetry_table, transform_planes, unpack_boards
+from hexdata.errors import ConfigError
 from hexdata.policy import SparsePolicies
 from hexdata.schema import POLICY_TYPE, board_size_of, is_target, target_type
 from hexdata.selection.tables import StoreTables
@@ -103,8 +104,16 @@ def merge_positions(
         rows: query for the positions, with ``split_index``.
         weight: ``"count"`` or ``"root"``.
         folder: folder for the lookup tables that the resulting query reads.
+
+    Raises:
+        ConfigError: the store has a column ``extra.count`` already.
     """
     targets = [name for name in tables.position_columns if is_target(name)]
+    if COUNT in targets:
+        raise ConfigError(
+            f"merge cannot be used with this store, because its sources have a column {COUNT}",
+            expected="no column of this name, which is that of the number of merged positions",
+        )
     keyed = _write_keys(con, rows, targets, folder / "merge-keys.parquet")
     unsorted = _write_groups(con, keyed, targets, folder / "merge-groups.parquet")
     merged = _write_sorted(con, unsorted, folder / "merged.parquet")

@@ -7,7 +7,7 @@ from typing import Final
 
 from hexdata.errors import ConfigError
 from hexdata.order import derive_key
-from hexdata.schema import SPLITS
+from hexdata.schema import SPLITS, is_target
 from hexdata.selection.balance import BalanceRow, balance
 from hexdata.selection.dedup import Duplicates, count_duplicates, drop_duplicates, limit_per_game
 from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
@@ -36,6 +36,7 @@ class Selection:
         left_out: number of positions removed by each option that was given, in the order of application.
         chosen_sql: query for the selected positions: the columns of positions, and ``split``, an index into
             ``SPLITS``.
+        targets: optional columns of the selected positions, sorted by name.
         duplicates: duplicate games of the whole store.
         balance: effect of ``balance_by`` on each group; empty if ``balance_by`` was not given.
         notes: messages for the user.
@@ -45,6 +46,7 @@ class Selection:
     rows: dict[str, int]
     left_out: dict[str, int]
     chosen_sql: str
+    targets: tuple[str, ...]
     duplicates: Duplicates
     balance: tuple[BalanceRow, ...]
     notes: tuple[str, ...]
@@ -117,6 +119,7 @@ def select(
         rows={split: selector.counts[i] for i, split in enumerate(SPLITS) if selector.counts.get(i)},
         left_out=selector.left_out,
         chosen_sql=f"SELECT {columns}, split_index AS split FROM ({selector.rows})",
+        targets=tuple(sorted(filter(is_target, tables.position_columns))),
         duplicates=duplicates,
         balance=selector.table,
         notes=tuple(selector.notes),

@@ -149,6 +149,7 @@ def prepare(
     )
     with duckdb_session(memory=memory, threads=limits.threads, spill=spill, store=store.path) as con:
         selection = select(store, options, options.seed, con, folder)
+        targets = selection.targets
         chosen = row_bytes(n, varying.mean(sum(selection.rows.values())), targets)
         limits = make_limits(options, total, chosen, widest, machines, client=client)
         buckets = bucket_counts(options, selection.rows)
@@ -166,6 +167,7 @@ def prepare(
         "positions": sum(selection.rows.values()),
         "rejected": 0,
         "left_out": selection.left_out,
+        "targets": list(selection.targets),
         "splits": selection.rows,
         "buckets": buckets,
     }

@@ -72,7 +72,7 @@ def run_schema(board_size: int, targets: Sequence[str] = ()) -> pa.Schema:
 
     Args:
         board_size: Cells along an edge.
-        targets: Optional columns of the store's positions (default: none).
+        targets: Optional columns of the shuffled positions (default: none).
     """
     schema = positions_schema(board_size, targets)
     winner = schema.get_field_index("winner")

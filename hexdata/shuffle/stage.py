@@ -304,7 +304,7 @@ class _Phases:
             spill=run.spill,
             key=prepared.selection.key,
             board_size=run.store.manifest.board_size,
-            targets=run.store.manifest.targets,
+            targets=prepared.selection.targets,
             layout=self.layout,
             limits=prepared.limits,
             placement=prepared.placement,

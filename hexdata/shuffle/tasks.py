@@ -108,7 +108,7 @@ class ShuffleTasks:
         spill: Folder for data that does not fit in memory; None for the system's temporary folder.
         key: Key of ``sort_key``.
         board_size: Cells along an edge.
-        targets: Optional columns of the store's positions.
+        targets: Optional columns of the shuffled positions.
         layout: Slices and units.
         limits: Limits of one thread.
         placement: Selected rows and their destinations.

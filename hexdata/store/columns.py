@@ -117,7 +117,7 @@ def select_sql(
             different columns must be united by name.
         added: Names of other columns that the table function gives (default: none).
     """
-    schema = table_schema(table, manifest.board_size or MIN_SIZE, manifest.targets)
+    schema = table_schema(table, manifest.board_size or MIN_SIZE, manifest.targets_of(table))
     types = sql_columns(schema)
     optional = {name: kind for name, kind in types.items() if is_target(name) and table == "positions"}
     source = read(bool(optional))

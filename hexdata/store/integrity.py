@@ -158,7 +158,7 @@ def check_tables(store: Store, files: Mapping[str, FileFacts], *, engine: Engine
     tasks = [
         (
             store.path / name,
-            table_schema(table, manifest.board_size, manifest.targets),
+            table_schema(table, manifest.board_size, manifest.targets_of(table)),
             facts.rows,
             manifest.schema_version,
             table == "positions",

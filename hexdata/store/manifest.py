@@ -48,6 +48,7 @@ StoreFile = Annotated[str, Matching(_FILE_NAME, "the path of a file that hexdata
 """A path relative to the store."""
 _Split = Literal["train", "val", "test"]
 _Fraction = Annotated[float, Within(0, 1)]
+_Targets = Annotated[list[str], AtMost(len(TARGETS) + MAX_EXTRAS)]
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,22 @@ class _ShuffleStage:
     splits: dict[_Split, Count]
     buckets: dict[_Split, Annotated[int, Within(1, 1_000_000)]]
     choices: dict[
-        Literal["where", "dedup", "per_game", "per_game_by", "balance_by", "stratify_by", "assign"], str | int
+        Literal[
+            "where",
+            "dedup",
+            "per_game",
+            "per_game_by",
+            "balance_by",
+            "merge",
+            "merge_weight",
+            "stratify_by",
+            "assign",
+        ],
+        str | int,
     ]
-    left_out: dict[Literal["where", "dedup", "per_game", "balance_by"], Count]
+    left_out: dict[Literal["where", "dedup", "per_game", "balance_by", "merge"], Count]
+    targets: _Targets | None = None
+    """Optional columns of the buckets. Not in manifests of schema version 1."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,7 @@ class _ManifestFile:
     files: dict[StoreFile, FileFacts]
     stages: _Stages
     digest: HexDigest | None = None
-    targets: Annotated[list[str], AtMost(len(TARGETS) + MAX_EXTRAS)] | None = None
+    targets: _Targets | None = None
     """Not in manifests of schema version 1."""
 
 
@@ -239,6 +253,11 @@ class Manifest:
     def files_in(self, folder: str) -> dict[str, FileFacts]:
         """Return the files below ``folder`` (relative, such as ``"positions"``), sorted by path."""
         return {name: self.files[name] for name in sorted(self.files) if name.startswith(f"{folder}/")}
+
+    def targets_of(self, table: str) -> tuple[str, ...]:
+        """Return the optional columns of "positions" or "shuffled". Buckets may be older or merged."""
+        shuffled = self.stages.get("shuffle", {}).get("targets") if table == "shuffled" else None
+        return self.targets if shuffled is None else tuple(shuffled)
 
     @property
     def total_bytes(self) -> int:

@@ -55,7 +55,7 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
                     f"the manifest records wrong {name} of the shuffle", found=lineage[name], expected=counted
                 )
         placement = selection.assign_buckets(lineage["buckets"], con, Path(folder))
-        columns = positions_schema(store.manifest.board_size or 1, store.manifest.targets)
+        columns = positions_schema(store.manifest.board_size or 1, selection.targets)
         expected = _digests(
             con, f"SELECT split, bucket, {_digest_sql(columns)} FROM ({placement.rows_sql()})"
         )

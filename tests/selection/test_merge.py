@@ -15,6 +15,7 @@ from hexdata.policy import SparsePolicies
 from hexdata.schema import positions_schema, sql_columns
 from hexdata.selection import merge
 from hexdata.selection.tables import StoreTables
+from hexdata.store.columns import view_columns
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import duckdb_session, read_parquet_sql
 
@@ -105,7 +106,8 @@ def merged(
     of_split = pa.table({"position_id": np.arange(ROWS), "split_index": positions.split})
     write_parquet(splits, of_split.schema, [of_split])
     sql = read_parquet_sql([stored])
-    tables = StoreTables(sql, "", "", sql_columns(table.schema), ((stored, ROWS),))
+    columns = sql_columns(table.schema)
+    tables = StoreTables(sql, "", "", columns, view_columns(table.schema), ((stored, ROWS),))
     rows = f"SELECT * FROM {sql} p JOIN {read_parquet_sql([splits])} s USING (position_id)"
     with duckdb_session(memory=100 << 20, threads=threads) as con:
         result = merge.merge_positions(con, tables, rows, weight, folder)
