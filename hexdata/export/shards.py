@@ -213,7 +213,7 @@ class _ShardExport(ExportRun):
         super().__init__(store, options, progress, engine)
         assert store.manifest.board_size is not None
         self.board_size = store.manifest.board_size
-        self.targets = tuple(store.manifest.targets)
+        self.targets = tuple(store.manifest.targets_of("shuffled"))
         self.buckets = {
             split: tuple(((store.path / name).resolve(), facts.rows) for name, facts in files.items())
             for split in SPLITS

@@ -54,11 +54,14 @@ def create_catalog(con: DuckDBPyConnection, store: Store, root: str) -> None:
         StoreError: The manifest leads to more than one statement for a view.
     """
     size = store.manifest.board_size
-    positions = view_columns(positions_schema(size or MIN_SIZE, store.manifest.targets))
+    positions, shuffled = (
+        view_columns(positions_schema(size or MIN_SIZE, store.manifest.targets_of(table)))
+        for table in ("positions", "shuffled")
+    )
     views = {"positions": _positions(store, positions, root)}
     for name in ("games", "sources", "rejected"):
         views[name] = _table(store, name, root)
-    views["shuffled"] = _shuffled(store, positions, root)
+    views["shuffled"] = _shuffled(store, shuffled, root)
     views["shards"] = _shards(store)
     for statement in [*(f"CREATE VIEW {name} AS {query}" for name, query in views.items()), *_macros(size)]:
         if len(con.extract_statements(statement)) != 1:

@@ -53,7 +53,7 @@ def check_shards(store: Store, progress: Progress) -> str:
             path=folder,
             found={name: value for name, value in stated.items() if lineage.get(name) != value} or stated,
         )
-    schema = positions_schema(manifest.board_size, store.manifest.targets)
+    schema = positions_schema(manifest.board_size, store.manifest.targets_of("shuffled"))
     fields: set[str] = set()
     progress.begin("compare shards", export["positions"], "positions")
     for split, shards in manifest.splits.items():
@@ -67,7 +67,7 @@ def check_shards(store: Store, progress: Progress) -> str:
             fields |= _compare(store, progress, shard, start // manifest.block_size, tables, manifest)
             start += shard.positions
     with_policy = not fields.isdisjoint(("policy", "policy_row"))
-    targets, version = store.manifest.targets, manifest.schema_version
+    targets, version = store.manifest.targets_of("shuffled"), manifest.schema_version
     if manifest.fields != block_fields(manifest.board_size, with_policy, targets, version):
         raise VerifyError("the shard manifest lists wrong fields", path=folder, found=list(manifest.fields))
     count = sum(len(shards) for shards in manifest.splits.values())
@@ -112,7 +112,7 @@ def _compare(
     for number, table in enumerate(tables):
         key, found, offsets = next(blocks, ("", {}, {}))
         with_policy = "policy_row" in found or "policy" in found or _has_policy(table)
-        expected = columns_to_block(table, with_policy, store.manifest.targets)
+        expected = columns_to_block(table, with_policy, store.manifest.targets_of("shuffled"))
         name = f"{first + number:06d}"
         if manifest.layout == "samples":
             ((position_id, expected),) = block_samples(expected)
