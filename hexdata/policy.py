@@ -56,8 +56,8 @@ class SparsePolicies:
         lengths = np.diff(self.starts)[indices]
         starts = np.zeros(len(indices) + 1, np.int64)
         np.cumsum(lengths, out=starts[1:])
-        within = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
-        chosen = np.repeat(self.starts[indices], lengths) + within
+        chosen = np.repeat(self.starts[indices] - starts[:-1], lengths)
+        chosen += np.arange(starts[-1])
         return SparsePolicies(starts, self.cells[chosen], self.probabilities[chosen])
 
     def slice(self, start: int, stop: int) -> SparsePolicies:

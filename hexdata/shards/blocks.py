@@ -355,5 +355,8 @@ def block_to_policy(block: Mapping[str, npt.NDArray[Any]], cells: int) -> npt.ND
     if "policy" in block:
         policy[block["policy_row"]] = block["policy"]
     if "policy_cell" in block:
-        policy[block["policy_row"]] = members_to_policies(block).to_dense(cells)
+        rows = block["policy_row"].astype(np.int64)
+        policy[rows[move[rows] != NO_MOVE]] = 0
+        starts = np.repeat(rows * cells, block["policy_count"])
+        policy.reshape(-1)[starts + block["policy_cell"]] = block["policy_probability"]
     return policy
