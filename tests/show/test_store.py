@@ -53,10 +53,11 @@ def test_unusual_positions_can_be_shown(odd_store):
         )
         assert position.value_sample_tier == row["value_sample_tier"]
         assert position.winner == {None: None, "BLUE": 0, "RED": 1}[row["winner"]]
-        assert position.extra == row["extra"]
+        assert position.metadata == row["metadata"]
         assert (position.policy is None) == (row["policy"] is None)
         if position.policy is not None:
-            assert position.policy.tolist() == row["policy"]
+            given = {item["cell"]: item["probability"] for item in row["policy"]}
+            assert position.policy.tolist() == [given.get(cell, 0.0) for cell in range(25)]
         assert position.played is position.last_move is None  # its games have no moves
         assert str(position)
         assert position._repr_svg_()

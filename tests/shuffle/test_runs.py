@@ -118,8 +118,8 @@ def test_a_lack_of_memory_is_not_reported_as_a_damaged_run(tmp_path: Path) -> No
     """
     path, count = tmp_path / "run.arrow", 60_000
     rows = pa.concat_tables([run_rows(ROWS)] * (count // ROWS)).combine_chunks()
-    column = rows.schema.get_field_index("extra")
-    rows = rows.set_column(column, "extra", pa.array(["x" * 2_000] * count))
+    column = rows.schema.get_field_index("metadata")
+    rows = rows.set_column(column, "metadata", pa.array(["x" * 2_000] * count))
     write_run(path, rows, np.zeros(count, np.uint8))
     command = [sys.executable, "-c", SHORT_OF_MEMORY, str(path), str(BOARD_SIZE)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

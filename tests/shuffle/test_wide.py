@@ -36,7 +36,7 @@ def wide_store(odd_store: Path, copy_store: CopyStore) -> Path:
     store, name = Store.open(path), "positions/part-000000.parquet"
     rows = pq.read_table(path / name)
     assert rows.num_rows == WIDE_ROWS
-    column = rows.schema.get_field_index("extra")
+    column = rows.schema.get_field_index("metadata")
     rows = rows.set_column(column, rows.schema.field(column), pa.array([TEXT] * WIDE_ROWS))
     store.manifest.files[name] = write_parquet(path / name, positions_schema(5), [rows])
     assert (path / name).stat().st_size < WIDE_ROWS * len(TEXT) / 10
@@ -51,7 +51,7 @@ def prepared(store: Path, folder: Path, **options: str) -> Prepared:
 def widths(store: Path) -> list[int]:
     """Return the bytes of the policy and text of each row."""
     rows = [row for path in Store.open(store).files("positions") for row in pq.read_table(path).to_pylist()]
-    return [4 * len(row["policy"] or ()) + len((row["extra"] or "").encode()) for row in rows]
+    return [6 * len(row["policy"] or ()) + len((row["metadata"] or "").encode()) for row in rows]
 
 
 def test_limits_depend_on_the_memory_of_the_rows(wide_store: Path, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_limits_depend_on_the_memory_of_the_rows(wide_store: Path, tmp_path: Pat
 
 def test_a_selection_of_wide_rows_lowers_the_limits(wide_store: Path, tmp_path: Path) -> None:
     everything = prepared(wide_store, tmp_path).limits
-    chosen = prepared(wide_store, tmp_path, where="length(extra) > 1000").limits
+    chosen = prepared(wide_store, tmp_path, where="length(metadata) > 1000").limits
     others = prepared(wide_store, tmp_path, where="policy IS NULL").limits
     assert chosen.sort_rows < everything.sort_rows / 2
     assert others.sort_rows <= everything.sort_rows
@@ -103,7 +103,7 @@ def test_runs_contain_fewer_wide_rows(
     assert len(runs) == len(sizes)
     assert sorted(i for run in runs for i in run["position_id"].to_pylist()) == list(range(900))
     assert all(limits.may_scatter(run.num_rows, run.nbytes) for run in runs)
-    wide = [run.num_rows for run in runs if run["extra"].to_pylist().count(TEXT) > run.num_rows / 2]
+    wide = [run.num_rows for run in runs if run["metadata"].to_pylist().count(TEXT) > run.num_rows / 2]
     assert sum(wide) > WIDE_ROWS * 0.8
     assert max(wide) <= 60
     assert max(run.num_rows for run in runs) > 400

@@ -46,10 +46,10 @@ def as_csv(store: Path, text: str) -> str:
 def test_json_contains_every_value(stores: dict[str, Path]) -> None:
     assert as_json(stores["one"], ODD) == EXPECTED
     assert as_json(stores["one"], "SELECT 1 AS a WHERE false") == []
-    rows = as_json(stores["odd"], "SELECT position_id, value, policy, extra FROM positions")
+    rows = as_json(stores["odd"], "SELECT position_id, value, policy, metadata FROM positions")
     parts = [pq.read_table(path) for path in sorted((stores["odd"] / "positions").iterdir())]
-    table = pa.concat_tables(parts).select(["position_id", "value", "policy", "extra"])
-    assert [row["extra"] for row in rows] == table["extra"].to_pylist()
+    table = pa.concat_tables(parts).select(["position_id", "value", "policy", "metadata"])
+    assert [row["metadata"] for row in rows] == table["metadata"].to_pylist()
     for row, value, policy in zip(rows, table["value"].to_pylist(), table["policy"].to_pylist(), strict=True):
         assert math.isclose(row["value"], value, rel_tol=1e-7)
         assert row["policy"] == policy or row["policy"] == pytest.approx(policy, rel=1e-7)

@@ -176,7 +176,7 @@ def test_every_mode_of_the_loader_delivers_the_policies_of_the_sources(dicts, mo
     given = examples(dicts)
     fields = ("position_id", "policy", "value")
     found = {}
-    for batch in Loader(dicts / "store", batch_size=16, seed=1, mode=mode, fields=fields, drop_last=False):
+    for batch in Loader(dicts / "store", batch_size=16, seed=1, mode=mode, fields=fields):
         for row, number in enumerate(batch["position_id"].tolist()):
             found[number] = (batch["policy"][row], batch["value"][row])
     splits = rows_of(dicts / "store", "SELECT position_id FROM shuffled WHERE split = 'train'")

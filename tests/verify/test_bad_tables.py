@@ -110,7 +110,7 @@ STRUCTURE: dict[str, tuple[str, Change]] = {
     "board as text": (POSITIONS, typed("board", pa.string())),
     "board as null": (POSITIONS, typed("board", pa.null())),
     "policy as text": (POSITIONS, typed("policy", pa.string())),
-    "extra as number": (POSITIONS, typed("extra", pa.int64())),
+    "metadata as number": (POSITIONS, typed("metadata", pa.int64())),
     "winner as number": (POSITIONS, typed("winner", pa.int64())),
     "game_id as double": (POSITIONS, typed("game_id", pa.float64())),
     "null game_id": (GAMES, nulled("game_id")),
@@ -190,10 +190,10 @@ def test_every_reader_names_wrong_columns(
 VALUES: dict[str, tuple[str, str, Any]] = {
     f"{column} {str(value)[:20]}": (name, column, value)
     for name, column, value in [
-        (POSITIONS, "extra", "{not JSON"),
-        (POSITIONS, "extra", "[" * 100_000),
-        (POSITIONS, "extra", "7"),
-        (POSITIONS, "extra", '{"hexdata:dialect": 3}'),
+        (POSITIONS, "metadata", "{not JSON"),
+        (POSITIONS, "metadata", "[" * 100_000),
+        (POSITIONS, "metadata", "7"),
+        (POSITIONS, "metadata", '{"hexdata:dialect": 3}'),
         (POSITIONS, "board", b"\xff" * 43),
         (POSITIONS, "move", 169),
         (POSITIONS, "move", 65535),

@@ -47,12 +47,12 @@ OTHER_VALUES = {
     "total_positions": 99,
     "board": bytes(7),
     "move": 24,
-    "policy": [0.25] * 25,
+    "policy": [{"cell": 3, "probability": 0.25}],
     "value": 0.125,
     "player_to_move": 1,
     "value_sample_tier": 3,
     "winner": "RED",
-    "extra": "{}",
+    "metadata": "{}",
 }
 
 

@@ -29,11 +29,13 @@ PART = "positions/part-000000.parquet"
         ("value", float("nan"), "row 3: .*found value nan"),
         ("player_to_move", 9, "row 3: .*found player_to_move 9"),
         ("value_sample_tier", 200, "row 3: .*found value_sample_tier 200"),
-        ("policy", [-1.0] * 25, "row 3: .*found policy -1.0 for cell 0"),
-        ("policy", [1.0] * 24, "a dense policy does not cover the board"),
+        ("policy", [{"cell": 0, "probability": -1.0}], "row 3: .*found policy -1.0 for cell 0"),
+        ("policy", [{"cell": 25, "probability": 1.0}], "row 3: .*found .*cell 25"),
+        ("policy", [{"cell": 4, "probability": 1.0}] * 2, "row 3: .*ascending"),
+        ("policy", [{"cell": 4, "probability": None}], "row 3: .*null"),
         ("winner", "GREEN", "row 3: .*found winner 'GREEN'"),
-        ("extra", "{not JSON", "row 3: .*found extra '{not JSON'"),
-        ("extra", "[" * 100_000, "row 3: .*found extra"),
+        ("metadata", "{not JSON", "row 3: .*found metadata '{not JSON'"),
+        ("metadata", "[" * 100_000, "row 3: .*found metadata"),
     ],
 )
 def test_values_that_no_position_has(
@@ -47,7 +49,8 @@ def test_values_that_no_position_has(
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("split", "bogus"), ("moves", [1, 1, 1, 1]), ("moves", [25]), ("duplicate_of", -7), ("first_player", 2)],
+    [("split", "bogus"), ("moves", [1, 1, 1, 1]), ("moves", [25]), ("duplicate_of", -7), ("first_player", 2)]
+    + [("end_reason", "draw"), ("swap", "seats")],
 )
 def test_values_that_no_game_has(
     store: Path, rewrite: Rewrite, edit: Edit, failures: Failures, column: str, value: Any
