@@ -110,7 +110,13 @@ class SparsePolicies:
             return rows, cls._from_lists(rows, starts, items, cells)
         cell, probability = items.field("cell"), items.field("probability")
         if items.null_count or cell.null_count or probability.null_count:
-            raise StoreError("a policy contains a null", expected="a cell and a probability")
+            known = [
+                column.is_valid().to_numpy(zero_copy_only=False) for column in (items, cell, probability)
+            ]
+            policy = np.searchsorted(starts, np.argmin(np.all(known, axis=0)), side="right") - 1
+            raise StoreError(
+                "a policy contains a null", record=f"row {rows[policy]}", expected="a cell and a probability"
+            )
         policies = cls(starts, cell.to_numpy(), probability.to_numpy())
         policies._check(rows, cells)
         return rows, policies

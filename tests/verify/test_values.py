@@ -29,7 +29,7 @@ PART = "positions/part-000000.parquet"
         ("value", float("nan"), "row 3: .*found value nan"),
         ("player_to_move", 9, "row 3: .*found player_to_move 9"),
         ("value_sample_tier", 200, "row 3: .*found value_sample_tier 200"),
-        ("policy", [{"cell": 0, "probability": -1.0}], "row 3: .*found policy -1.0 for cell 0"),
+        ("policy", [{"cell": 0, "probability": -1.0}], "row 3: .*cell 0 with -1.0"),
         ("policy", [{"cell": 25, "probability": 1.0}], "row 3: .*found .*cell 25"),
         ("policy", [{"cell": 4, "probability": 1.0}] * 2, "row 3: .*ascending"),
         ("policy", [{"cell": 4, "probability": None}], "row 3: .*null"),
