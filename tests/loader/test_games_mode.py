@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import pickle
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 from hexdata.errors import BudgetError, ConfigError
-from hexdata.loader import Loader
+from hexdata.loader import Loader, PositionDataset
 from hexdata.loader.game_table import GameTable
 from tests.loader.game_stores import (
     ALL_FIELDS,
@@ -425,6 +427,27 @@ def test_the_table_contains_only_what_the_fields_need(tmp_path: Path) -> None:
         assert optional & table.arrays.keys() == expected
     one_hot = write_store(tmp_path / "one-hot", BOARD_SIZE, games, [flat(random_games(10, 1)[1])])
     assert not any(name.startswith("policy") for name in table_of(one_hot).arrays)
+
+
+@pytest.mark.parametrize("form", ["float32", "fill"])
+def test_a_copy_shares_the_policies_and_resumes(tmp_path: Path, form: Any) -> None:
+    games, parts = searched_games(10)
+    store = write_store(tmp_path / "store", BOARD_SIZE, games, [flat(parts)], targets=SEARCHED)
+    options = {"fields": (*ALL_FIELDS, *SEARCHED), "symmetry": True, "seed": 2, "board": form}
+    loader = Loader(store, mode="games", batch_size=16, **options)
+    expected = list(loader)
+    loader.set_epoch(0, 2)
+    copied = pickle.loads(pickle.dumps(loader))
+    assert isinstance(copied.games.arrays["policy_probability"].base, mmap.mmap)
+    for batch, again in zip(expected[2:], copied, strict=True):
+        assert all(batch[name].tobytes() == again[name].tobytes() for name in batch)
+    dataset = PositionDataset(
+        store, seed=2, **{name: options[name] for name in ("fields", "symmetry", "board")}
+    )
+    whole = dataset.batch(np.arange(len(dataset)))
+    ids = {number: row for row, number in enumerate(whole["position_id"].tolist())}
+    rows = np.array([ids[number] for number in expected[0]["position_id"].tolist()])
+    assert all(whole[name][rows].tobytes() == expected[0][name].tobytes() for name in whole)
 
 
 def test_a_missing_target_is_named(tmp_path: Path) -> None:
