@@ -39,7 +39,7 @@ def convert_sources(
     Args:
         inputs: one path or address in an object store, or a sequence of them. Each is a file, or a folder,
             which is read with its subfolders. Files in a folder are skipped if their names match none of
-            ``hexdata.formats.PATTERNS``, such as ".trmph", ".pkl", ".pickle" or ".npz" at the end.
+            ``hexdata.formats.known_patterns()``, such as ".trmph", ".sgf" or ".pkl.gz" at the end.
         store: folder of the store, or its address in an object store.
         options: options of the conversion. Default None: ``ConvertOptions()``.
         progress: receives progress reports and notes. Default: ignores them.

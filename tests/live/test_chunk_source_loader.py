@@ -145,6 +145,15 @@ def test_real_files_of_every_variant_match_convert(tmp_path: Path) -> None:
         assert described == [(identity, flags, rows) for identity, _, flags, rows in expected], path
 
 
+def test_links_with_swaps_and_passes_match_convert(tmp_path: Path) -> None:
+    path = tmp_path / "a.hexworld"
+    path.write_text("5c1,a1b2c3:rb\n5c1,b1:sc3d4:rw\n5c1,b1:Sc3:rw\n5c1,b1c3:p:pd4:rb\n")
+    expected = stored_games(convert(path, tmp_path / "store"))
+    described = [(c.game_hash, flags_of(c.flags), sorted(rows_of(c))) for c in load(path)]
+    assert described == [(identity, flags, rows) for identity, _, flags, rows in expected]
+    assert len(described) == 4
+
+
 @pytest.mark.parametrize("layout", ["plain", "tuples", "without_ids", "without_players", "text"])
 def test_games_that_follow_the_rules_are_stored_as_moves(layout: str, tmp_path: Path) -> None:
     getattr(Layouts(), layout)(tmp_path)
