@@ -85,7 +85,7 @@ def test_a_folder_without_a_manifest_is_not_a_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["schema_version", "order_version"])
-@pytest.mark.parametrize("found", [0, 2, None, "1"])
+@pytest.mark.parametrize("found", [0, 3, None, "1", True])
 def test_another_version_is_refused(tmp_path: Path, manifest: Manifest, name: str, found: object) -> None:
     content = saved(tmp_path, manifest)
     (tmp_path / MANIFEST_NAME).write_text(json.dumps({**content, name: found}))
@@ -120,6 +120,32 @@ def load_altered(folder: Path, manifest: Manifest, change: Callable[[dict[str, A
 def test_a_missing_entry_is_named(tmp_path: Path, manifest: Manifest, name: str) -> None:
     error = load_altered(tmp_path, manifest, lambda content: content.pop(name))
     assert error.reason == f"the manifest lacks the key {name}"
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        ["weight", "visits"],
+        ["visits", "visits"],
+        ["policy"],
+        ["extra.a b"],
+        ["extra.A", "extra.a"],
+        ["extra."],
+    ],
+)
+def test_invalid_targets_are_refused(tmp_path: Path, manifest: Manifest, targets: list[str]) -> None:
+    error = load_altered(tmp_path, manifest, lambda content: content.update(targets=targets))
+    assert error.reason == "the manifest has invalid targets"
+
+
+def test_only_version_1_has_no_targets(tmp_path: Path, manifest: Manifest) -> None:
+    manifest.targets = ("extra.a", "visits")
+    manifest.save(tmp_path)
+    assert Manifest.load(tmp_path).targets == ("extra.a", "visits")
+    error = load_altered(tmp_path, manifest, lambda content: content.pop("targets"))
+    assert error.reason == "the key targets is missing from a manifest of schema version 2"
+    error = load_altered(tmp_path, manifest, lambda content: content.update(schema_version=1))
+    assert error.reason == "the key targets is not allowed in a manifest of schema version 1"
 
 
 FACTS = {"rows": 1, "bytes": 1, "sha256": "0" * 64}

@@ -79,9 +79,9 @@ def test_one_altered_value_is_found(
     assert f"{store / BUCKET}: the bucket contains wrong rows" in failures(store)["shuffled rows"]
 
 
-@pytest.mark.parametrize("policy", [[], [None], [0.0], [0.0, 0.0]])
+@pytest.mark.parametrize("policy", [[], [None], [{"cell": 3, "probability": 0.0}]])
 def test_an_empty_list_is_no_null(
-    store: Path, policy: list[float | None], rewrite: Rewrite, failures: Failures, edit: Edit
+    store: Path, policy: list[Any], rewrite: Rewrite, failures: Failures, edit: Edit
 ) -> None:
     row = pc.index(pc.is_null(pq.read_table(store / BUCKET)["policy"]), True).as_py()
     rewrite(store, BUCKET, lambda table: edit(table, "policy", row, policy))
@@ -92,16 +92,16 @@ def test_the_sign_of_a_zero_is_found(
     odd_store: Path, copy_store: CopyStore, rewrite: Rewrite, failures: Failures, edit: Edit
 ) -> None:
     store = copy_store(odd_store)
-    zeros = [0.0] * 25
+    zero, negative = ({"cell": 3, "probability": value} for value in (0.0, -0.0))
 
     def with_zeros(table: pa.Table) -> pa.Table:
-        return edit(edit(table, "value", 0, 0.0), "policy", 0, zeros)
+        return edit(edit(table, "value", 0, 0.0), "policy", 0, [zero])
 
     rewrite(store, POSITIONS, with_zeros)
     shuffle_store(store, ShuffleOptions(seed=SEED, buckets=1))
     found = pq.read_table(store / BUCKET)
     row = found["value"].to_pylist().index(0.0)
-    for column, value in (("value", -0.0), ("policy", [*zeros[1:], -0.0])):
+    for column, value in (("value", -0.0), ("policy", [negative])):
         assert failures(store) == {}
         rewrite(store, BUCKET, lambda table, column=column, value=value: edit(table, column, row, value))
         assert "shuffled rows" in failures(store)

@@ -49,8 +49,15 @@ def test_values_that_no_position_has(
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("split", "bogus"), ("moves", [1, 1, 1, 1]), ("moves", [25]), ("duplicate_of", -7), ("first_player", 2)]
-    + [("end_reason", "draw"), ("swap", "seats")],
+    [
+        ("split", "bogus"),
+        ("moves", [1, 1, 1, 1]),
+        ("moves", [25]),
+        ("duplicate_of", -7),
+        ("first_player", 2),
+        ("end_reason", "draw"),
+        ("swap", "seats"),
+    ],
 )
 def test_values_that_no_game_has(
     store: Path, rewrite: Rewrite, edit: Edit, failures: Failures, column: str, value: Any
