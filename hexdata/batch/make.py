@@ -267,10 +267,10 @@ def _boards(
 
 def _policies(block: Block, options: BatchOptions, board_size: int) -> npt.NDArray[np.float32]:
     cells = board_size * board_size
-    if "policy_cell" in block and len(block["policy_row"]):
-        policy = _scatter_policies(block, cells)
-    elif "move" in block:
+    if "move" in block:
         policy = block_to_policy(block, cells)
+    elif "policy_cell" in block and len(block["policy_row"]):
+        policy = _add_sparse_policies(block, cells)
     else:
         policy = fill_to_policy(block["fill"], block["ply"])
     if options.final_policy == "uniform":
@@ -278,17 +278,13 @@ def _policies(block: Block, options: BatchOptions, board_size: int) -> npt.NDArr
     return policy
 
 
-def _scatter_policies(block: Block, cells: int) -> npt.NDArray[np.float32]:
-    """Return the policies of a block with sparse policies and fill rows or moves."""
+def _add_sparse_policies(block: Block, cells: int) -> npt.NDArray[np.float32]:
+    """Return the policies of a block with fill rows and sparse policies."""
     policy = np.zeros((block_length(block), cells), np.float32)
     is_one_hot = np.ones(len(policy), np.bool_)
     is_one_hot[block["policy_row"]] = False
     rows = np.flatnonzero(is_one_hot)
-    if "move" in block:
-        rows = rows[block["move"][rows] != NO_MOVE]
-        policy[rows, block["move"][rows]] = 1.0
-    else:
-        policy[rows] = fill_to_policy(block["fill"][rows], block["ply"][rows])
+    policy[rows] = fill_to_policy(block["fill"][rows], block["ply"][rows])
     starts = np.repeat(block["policy_row"].astype(np.int64) * cells, block["policy_count"])
     policy.reshape(-1)[starts + block["policy_cell"]] = block["policy_probability"]
     return policy

@@ -457,7 +457,7 @@ def test_a_missing_target_is_named(tmp_path: Path) -> None:
         Loader(store, mode="games", fields=("board", "root_value"))
 
 
-@pytest.mark.parametrize("fields", [("board", "policy"), ("extra.temperature", "root_value")])
+@pytest.mark.parametrize("fields", [("board", "policy"), SEARCHED])
 def test_memory_for_policies_and_targets_is_checked_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: tuple[str, ...]
 ) -> None:
