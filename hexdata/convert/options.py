@@ -32,7 +32,8 @@ class ConvertOptions(WorkerOptions):
         truncate_repeats: cut games before the first move on an occupied cell, as the legacy tool did.
             Default False.
         board_size: convert only files of this board size, from 3 to 32, and skip files of other sizes.
-            Default None: files of several sizes are an error.
+            Of files of KataHex, which have several sizes, only the positions of this size. Default None:
+            files of several sizes are an error.
         max_positions: maximum number of positions in the store. Files are converted as a whole, in the order
             of their names; the first one with which the store would have more, and all files after it, are
             skipped. Default None: no maximum.
