@@ -136,7 +136,7 @@ class _Checks:
         Args:
             wrong: The rows, (k,).
             reason: Reason code.
-            detail: Function of a row that returns what is wrong.
+            detail: Function of a row that returns the message.
         """
         for row in np.flatnonzero(wrong & self.valid).tolist():
             self.faults[row] = reason, detail(row)
@@ -161,7 +161,7 @@ class _Block:
     targets: npt.NDArray[np.float64]
     """``globalTargetsNC``."""
     padding: Mask
-    """Whether bits after the last cell are set, (k,)."""
+    """True if bits after the last cell are set, (k,)."""
 
     @property
     def red(self) -> Mask:
@@ -171,7 +171,7 @@ class _Block:
 
     @property
     def has_policy(self) -> Mask:
-        """Whether the policy is no placeholder, (k,)."""
+        """Return whether the policy is given, not a placeholder: (k,)."""
         given: Mask = self.targets[:, _Column.POLICY_WEIGHT] > 0
         return given
 
