@@ -34,6 +34,7 @@ from hexdata.loader.options import LoaderOptions, Mode, Remainder
 from hexdata.loader.row_filter import RowSubset
 from hexdata.loader.schedule import Epoch, PackedStep
 from hexdata.loader.stream import StreamEpoch
+from hexdata.loader.transform import TransformFunction, make_transform
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import Block
 from hexdata.shards.locate import add_cache, check_split, load_manifest, require_mappable
@@ -113,6 +114,9 @@ class Loader:
         threads: Number of threads that prepare batches ahead of the caller. 1: batches are prepared in the
             thread that asks for them. More threads let batches be prepared while the caller computes, but
             hardly raise the rate otherwise. The batches are the same (default 1).
+        transform: Function that is called with each batch, a dict of arrays, and returns the batch to
+            deliver, a mapping of names to arrays. It is called where the batch is made: in the threads, or in
+            the DataLoader workers of ``hexdata.torch`` (default None).
         progress: Receives progress while shards are downloaded, checked and read ahead, or games are read
             (default: no reports).
         fields: Names of the arrays in a batch, from ``hexdata.batch.FIELDS`` (default board, policy, value).
@@ -128,6 +132,7 @@ class Loader:
         board_size: Board size n.
         manifest: The manifest of the shards; None in games mode.
         games: The table of the games and other positions of the split in games mode; otherwise None.
+        transform: The function that is applied to each batch; None for none.
 
     Raises:
         ConfigError: An option is invalid, options contradict each other, or the split does not exist.
@@ -164,6 +169,7 @@ class Loader:
         cache_size: int | str = CACHE_SIZE,
         prefetch: int | None = None,
         threads: int = 1,
+        transform: TransformFunction | None = None,
         progress: Progress = SILENT,
     ) -> None:
         data = find_data(store, mode)
@@ -193,6 +199,7 @@ class Loader:
             copies=CacheOptions(cache, cache_size, prefetch),
             threads=threads,
         )
+        self.transform = make_transform(transform)
         self._skipped: dict[str, set[range]] = {}
         self._skipped_epoch = 0
         self.manifest: ShardManifest | None = None
@@ -505,6 +512,8 @@ class Loader:
         ids, batch = block["position_id"], self._make_batch(block, epoch)
         if self.options.remainder == "pad":
             batch["padding"] = np.zeros(len(ids), np.bool_) if padding is None else padding
+        if self.transform:
+            batch = self.transform(batch, step, epoch)
         return Delivery(step, ids if padding is None else ids[~padding], batch)
 
     def _make_batch(self, block: Block, epoch: int) -> Batch:

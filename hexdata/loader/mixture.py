@@ -23,6 +23,7 @@ from hexdata.checks import as_tuple, check_count, check_same_options, check_vers
 from hexdata.errors import ConfigError
 from hexdata.loader.loader import Loader
 from hexdata.loader.options import RankedOptions
+from hexdata.loader.transform import TransformFunction, make_transform
 from hexdata.order import ORDER_VERSION, Permutation, derive_key
 from hexdata.strict_json import AtMost, Count, Matching, check_value
 
@@ -189,6 +190,8 @@ class Mixture:
         world_size: Number of ranks (default 1).
         pace: Index of the loader that determines the length of an epoch (default None: the loader with the
             most positions).
+        transform: Function that is called with each batch and returns the batch to deliver; see ``Loader``
+            (default None). The loaders themselves must not have one.
 
     Raises:
         ConfigError: An option is invalid, the loaders cannot be combined, a loader has no positions, or the
@@ -205,6 +208,7 @@ class Mixture:
         rank: int = 0,
         world_size: int = 1,
         pace: int | None = None,
+        transform: TransformFunction | None = None,
     ) -> None:
         for name, value in (("loaders", loaders), ("weights", weights)):
             if isinstance(as_tuple(value), tuple):
@@ -223,6 +227,7 @@ class Mixture:
                 found=len(weights),
                 expected=len(loaders),
             )
+        self.transform = make_transform(transform)
         self._loaders = list(loaders)
         self._sizes = [loader.positions for loader in loaders]
         if pace is None and loaders:
@@ -315,7 +320,11 @@ class Mixture:
             chunk = list(itertools.islice(left, math.ceil(min(sizes) / self.options.batch_size)))
             if not chunk:
                 return
-            yield from self._read([self._step_sources(step) for step in chunk])
+            for step, batch in zip(
+                chunk, self._read([self._step_sources(step) for step in chunk]), strict=True
+            ):
+                epoch, number = divmod(step, self._steps)
+                yield self.transform(batch, number, epoch) if self.transform else batch
 
     def _step_sources(self, step: int) -> _StepSources:
         """Return the positions of this rank at a step, counted from the beginning of epoch 0."""
@@ -410,6 +419,12 @@ def _check_loaders(loaders: Sequence[Loader]) -> None:
             )
         if not loader.positions:
             raise ConfigError("the loader has no positions", record=record)
+        if loader.transform:
+            raise ConfigError(
+                "a loader of a mixture cannot have a transform",
+                record=record,
+                hint="Give the transform to the mixture, which applies it to whole batches.",
+            )
         if loader.options.batch != first.options.batch:
             raise ConfigError(
                 "the batch options of the loaders differ",

@@ -89,6 +89,11 @@ class DeviceLoader(TensorLoader[_DeviceDelivery]):
                 found=f"mode={options.mode!r}",
                 hint="Make the loader with mode='games', or use TorchLoader.",
             )
+        if self.loader.transform:
+            raise ConfigError(
+                "a DeviceLoader cannot apply a transform, because it makes the batches on the device",
+                hint="Apply the function to the batches of the DeviceLoader, or use TorchLoader.",
+            )
         self.device = _usable_device(device)
         self._table = DeviceTable(games, options.batch, options.seed, self.device)
         subset = self.loader.subset
