@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 _STATE_VERSION: Final = 3
+_OPTIONAL_KEYS: Final = ("weights",)
+"""Keys of a state that are absent if their value is None."""
 _MASK_64: Final = (1 << 64) - 1
 STEP_SHIFT: Final = 36
 """Position ids occupy the lower bits: sums are unique for ids below 2^36 and steps below 2^28."""
@@ -69,6 +71,7 @@ class _LoaderState:
     epoch: Count
     batch: Count
     epoch_digest: Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")] | None
+    weights: str | None = None
 
 
 def make_state(
@@ -82,7 +85,7 @@ def make_state(
         rows_digest: Digest of the selected rows; None if all rows are selected.
         position: Position of the loader.
     """
-    return {
+    state = {
         "version": _STATE_VERSION,
         "order_version": ORDER_VERSION,
         "digest": manifest_digest,
@@ -94,6 +97,7 @@ def make_state(
         "batch": position.batch,
         "epoch_digest": None if position.digest is None else format(position.digest, "016x"),
     }
+    return {name: value for name, value in state.items() if name not in _OPTIONAL_KEYS or value is not None}
 
 
 def check_state(
@@ -101,7 +105,7 @@ def check_state(
     options: LoaderOptions,
     manifest_digest: str,
     rows_digest: str | None,
-    steps: int,
+    steps: Callable[[int], int],
 ) -> LoaderPosition:
     """Return the position in a state, if a loader can resume at it.
 
@@ -113,7 +117,7 @@ def check_state(
         options: Options of the loader.
         manifest_digest: Digest of the shards' manifest; in games mode, of the files of games and positions.
         rows_digest: Digest of the selected rows; None if all rows are selected.
-        steps: Number of batches of an epoch.
+        steps: Returns the number of batches of an epoch.
 
     Raises:
         StoreError: The state belongs to other positions or another version of the order.
@@ -123,11 +127,13 @@ def check_state(
     if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
         check_versions(state, expected)
     checked = check_value(_LoaderState, state, what="the state of the loader", error=ConfigError)
+    state = {**dict.fromkeys(_OPTIONAL_KEYS), **state}
+    expected = {**dict.fromkeys(_OPTIONAL_KEYS), **expected}
     different = [name for name in _order_options(options) if state[name] != expected[name]]
     if not (options.mode == "games" and checked.batch == 0):  # at batch 0 nothing of the epoch is delivered
         _check_positions(state, expected, options, different)
     check_same_options(state, expected, different, "loader")
-    return _read_position(checked, options, steps)
+    return _read_position(checked, options, steps(checked.epoch))
 
 
 def _check_positions(
@@ -151,7 +157,7 @@ def _check_positions(
     if "mode" not in different:
         checks.append(("digest", f"other {data}"))
     if not different:
-        checks.append(("rows", f"other positions of these {data}"))
+        checks.append(("rows", f"other positions of these {data}, or to other weights"))
     for name, what in checks:
         if state[name] != expected[name]:
             raise StoreError(
@@ -175,6 +181,7 @@ def _order_options(options: LoaderOptions) -> dict[str, Any]:
         "remainder": options.remainder,
         "where": options.where,
         "newest": options.newest,
+        "weights": options.weights,
         "final_policy_skip": options.batch.final_policy == "skip",
         "streams": list(options.streams) if streams else None,
         "window": options.window if streams else None,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,6 +38,7 @@ from hexdata.loader.row_filter import RowSubset
 from hexdata.loader.schedule import Epoch, PackedStep
 from hexdata.loader.stream import StreamEpoch
 from hexdata.loader.transform import TransformFunction, make_transform
+from hexdata.loader.weights import RealisedWeights, Weights, weights_text
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import Block
 from hexdata.shards.locate import add_cache, check_split, load_manifest, require_mappable
@@ -100,6 +104,11 @@ class Loader:
             counts as false. Not in stream mode (default None: all positions).
         newest: Number of games with the highest ids whose positions are selected. Not in stream mode (default
             None: all games).
+        weights: Weight of each position, from 0 to 65,535. Each epoch delivers a position of weight w
+            floor(w) or ceil(w) times, w times on average, and 0 leaves it out. An SQL expression over the
+            labels, such as ``"CASE WHEN value_sample_tier = 0 THEN 2 ELSE 0.5 END"``; or numbers (positions
+            of the split,) in stored order; or a pair of position ids and weights, both (M,), in any order,
+            which contains every position of the split. Not in stream mode (default None: each position once).
         streams: (P, Q) of stream mode: each global batch has P parts, and consecutive steps cycle through Q
             streams per part, so an epoch is read as P · Q streams. The number of ranks must divide P, and the
             number of workers Q (default (4, 4)).
@@ -157,6 +166,7 @@ class Loader:
         check: Check = "sizes",
         where: str | None = None,
         newest: int | None = None,
+        weights: Weights | None = None,
         streams: tuple[int, int] = (4, 4),
         window: int = 262_144,
         fields: Sequence[str] = DEFAULT_FIELDS,
@@ -186,6 +196,7 @@ class Loader:
             check=check,
             where=where,
             newest=newest,
+            weights=weights_text(weights),
             streams=as_tuple(streams),
             window=window,
             batch=BatchOptions(
@@ -207,9 +218,9 @@ class Loader:
         self._selected: SelectedRows | None = None
         self._source: ShardSource | None = None
         if isinstance(data, Store):
-            self._open_games(data, progress)
+            self._open_games(data, weights, progress)
         else:
-            self._open_shards(data, str(store), progress)
+            self._open_shards(data, str(store), weights, progress)
         self._opened: tuple[int, Epoch] | None = None
         self._last_digest: str | None = None
         self._move_to(LoaderPosition())
@@ -252,9 +263,12 @@ class Loader:
 
     @property
     def positions(self) -> int:
-        """Number of positions in an epoch over all ranks, before an incomplete batch is dropped."""
+        """Number of positions in the epoch over all ranks, before an incomplete batch is dropped.
+
+        With ``weights``, repetitions count, and the number may differ by one between epochs.
+        """
         if self._selected:
-            return self._selected.positions
+            return self._selected.size(self._epoch)
         assert self.manifest is not None
         return self.manifest.positions(self.options.split)
 
@@ -266,6 +280,21 @@ class Loader:
         return self._selected.subset if self._selected else None
 
     @property
+    def realised(self) -> RealisedWeights | None:
+        """What ``weights`` amount to in the current epoch, over all ranks; None without weights."""
+        weighted = self._selected.weighted if self._selected else None
+        return weighted.realised(self._epoch) if weighted else None
+
+    def epoch_rows(self, epoch: int) -> RowSubset | None:
+        """Return the rows of the split that an epoch delivers, in stored order, or None for all.
+
+        With ``weights``, rows are repeated or absent. Otherwise these are the rows of ``subset``. Not in
+        stream mode, where it is None.
+        """
+        opened = self._open(epoch)
+        return opened.subset if isinstance(opened, ExactEpoch) else None
+
+    @property
     def skipped(self) -> dict[str, int]:
         """Number of positions left out with ``on_error="skip"``, by shard name.
 
@@ -275,8 +304,18 @@ class Loader:
         return {shard: sum(map(len, rows)) for shard, rows in self._skipped.items() if rows}
 
     def __len__(self) -> int:
+        """Return the number of batches of the epoch, which is the same for every rank.
+
+        With ``weights``, it may differ by one between epochs.
+        """
+        return self.steps(self._epoch)
+
+    def steps(self, epoch: int) -> int:
         """Return the number of batches of an epoch, which is the same for every rank."""
-        return self._open(self._epoch).steps
+        is_open = self._opened is not None and self._opened[0] == epoch
+        if self._selected and not is_open:
+            return self._selected.steps(epoch)
+        return self._open(epoch).steps
 
     # --- position -------------------------------------------------------------------------------------
 
@@ -304,9 +343,9 @@ class Loader:
             ConfigError: ``epoch`` is negative, or ``batch`` is not within the epoch.
         """
         epoch, batch = check_count("epoch", epoch, 0), check_count("batch", batch, 0)
-        if batch > len(self):
+        if batch > self.steps(epoch):
             raise ConfigError(
-                "batch is beyond the end of the epoch", found=batch, expected=f"0 to {len(self)}"
+                "batch is beyond the end of the epoch", found=batch, expected=f"0 to {self.steps(epoch)}"
             )
         self._move_to(LoaderPosition(epoch, batch, None if batch else 0))
 
@@ -335,7 +374,7 @@ class Loader:
             StoreError: The state belongs to other positions or another version of the order.
             ConfigError: The state belongs to a loader with other options, or it is not a state.
         """
-        self._move_to(check_state(state, self.options, *self._identity(), len(self)))
+        self._move_to(check_state(state, self.options, *self._identity(), self.steps))
         self._end_complete_epoch()
 
     def _identity(self) -> tuple[str, str | None]:
@@ -487,11 +526,35 @@ class Loader:
         opened = self._open(check_count("epoch", epoch, 0))
         if not isinstance(opened, ExactEpoch):
             raise _not_in_stream_mode()
+        assert self._selected is not None
+        size = self._selected.size(epoch)
         for start, stop in ranges:
-            if not 0 <= start <= stop <= self.positions:
-                found, expected = f"[{start}, {stop})", f"within [0, {self.positions})"
+            if not 0 <= start <= stop <= size:
+                found, expected = f"[{start}, {stop})", f"within [0, {size})"
                 raise ConfigError("a range is outside the epoch", found=found, expected=expected)
         return (self._make_batch(block, epoch) for block in opened.take(ranges))
+
+    def take_stream(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Batch]:
+        """Yield batches for ranges [start, stop) of indices in the concatenation of all epochs.
+
+        As :meth:`take`, but a range that contains the end of an epoch gives one batch for each epoch.
+
+        Args:
+            ranges: Ascending ranges of indices, counted from the beginning of epoch 0.
+
+        Raises:
+            ConfigError: The loader is in stream mode.
+        """
+        if self._selected is None:
+            raise _not_in_stream_mode()
+        parts = [part for start, stop in ranges for part in self._selected.split_range(start, stop)]
+        for epoch, group in itertools.groupby(parts, key=operator.itemgetter(0)):
+            yield from self.take([(first, last) for _, first, last in group], epoch)
+
+    @property
+    def mean_positions(self) -> Fraction:
+        """Mean of ``positions`` over all epochs: with ``weights``, the sum of the weights."""
+        return self._selected.mean_size if self._selected else Fraction(self.positions)
 
     def chunk_sizes(self) -> Iterator[int]:
         """Yield, endlessly, how many positions to :meth:`take` at once: few at first, later more.
@@ -535,10 +598,12 @@ class Loader:
             ConfigError: Options contradict each other, or ``remainder="drop"`` leaves no batch.
             StoreError: A shard in a folder is missing or has another size.
         """
-        if self.positions and not len(self):
+        len(self)  # stream mode opens the epoch
+        smallest = self._selected.smallest_size if self._selected else self.positions
+        if smallest and self.options.remainder == "drop" and smallest < self.options.global_batch:
             raise ConfigError(
                 "remainder='drop' leaves no batch",
-                found=f"{self.positions:,} positions",
+                found=f"{smallest:,} positions",
                 expected=f"at least {self.options.global_batch:,}, a full batch on every rank",
                 hint="Lower batch_size, or use remainder='short' or 'pad'.",
             )
@@ -553,7 +618,9 @@ class Loader:
 
     # --- opening --------------------------------------------------------------------------------------
 
-    def _open_shards(self, source: ShardSource, location: str, progress: Progress) -> None:
+    def _open_shards(
+        self, source: ShardSource, location: str, weights: Weights | None, progress: Progress
+    ) -> None:
         options = self.options
         self.manifest = load_manifest(source)
         self.board_size = self.manifest.board_size
@@ -565,14 +632,14 @@ class Loader:
         if options.mode == "exact":
             mappable = require_mappable(self._source)
             self._selected = open_shard_rows(
-                mappable, self.manifest, self._members, options, progress, read_ahead=True
+                mappable, self.manifest, self._members, options, progress, read_ahead=True, weights=weights
             )
             for name, positions, fault in self._selected.faults:
                 self._skip(name, range(positions), fault)
 
-    def _open_games(self, store: Store, progress: Progress) -> None:
+    def _open_games(self, store: Store, weights: Weights | None, progress: Progress) -> None:
         self._data_digest = table_digest(store)
-        self._selected, self.games = open_game_rows(store, self.options, progress)
+        self._selected, self.games = open_game_rows(store, self.options, progress, weights)
         self.board_size = self.games.board_size
 
     def _skip(self, shard: str, rows: range, fault: HexdataError) -> None:

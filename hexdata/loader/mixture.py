@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import json
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -229,7 +228,7 @@ class Mixture:
             )
         self.transform = make_transform(transform)
         self._loaders = list(loaders)
-        self._sizes = [loader.positions for loader in loaders]
+        self._sizes = [loader.mean_positions for loader in loaders]
         if pace is None and loaders:
             pace = self._sizes.index(max(self._sizes))
         self.options = MixtureOptions(tuple(weights), batch_size, seed, rank, world_size, pace or 0)
@@ -261,7 +260,7 @@ class Mixture:
         """What each source contributed to all steps before the next one, over all ranks."""
         total = (self._epoch * self._steps + self._batch) * self.options.global_batch
         return [
-            SourceShare(float(share), count / max(total, 1), count, count / size)
+            SourceShare(float(share), count / max(total, 1), count, float(count / size))
             for share, count, size in zip(
                 self.options.shares(), self._counts.after(total), self._sizes, strict=True
             )
@@ -346,7 +345,7 @@ class Mixture:
     def _read(self, steps: Sequence[_StepSources]) -> Iterator[Batch]:
         """Read the positions of several steps and yield the batch of each step."""
         parts = [
-            _read_ranges(loader, [step.ranges[number] for step in steps])
+            loader.take_stream([step.ranges[number] for step in steps])
             for number, loader in enumerate(self._loaders)
         ]
         for step in steps:
@@ -445,21 +444,8 @@ def _check_loaders(loaders: Sequence[Loader]) -> None:
 def _source_id(loader: Loader) -> str:
     """Return 16 hexadecimal digits that identify the positions of a source, their order and their fields."""
     state = {name: value for name, value in loader.state_dict().items() if name not in _UNUSED_STATE_KEYS}
-    facts = [state, loader.positions, asdict(loader.options.batch)]
+    facts = [state, int(loader.mean_positions), asdict(loader.options.batch)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode("ascii")).hexdigest()[:16]
-
-
-def _read_ranges(loader: Loader, ranges: Sequence[tuple[int, int]]) -> Iterator[Batch]:
-    """Yield ranges of the concatenation of a loader's epochs; a range over several epochs is split."""
-    size = loader.positions
-    parts = [
-        (epoch, max(start - epoch * size, 0), min(stop - epoch * size, size))
-        for start, stop in ranges
-        if start < stop
-        for epoch in range(start // size, (stop - 1) // size + 1)
-    ]
-    for epoch, group in itertools.groupby(parts, key=operator.itemgetter(0)):
-        yield from loader.take([(first, last) for _, first, last in group], epoch)
 
 
 def _put_rows(batch: Batch, rows: npt.NDArray[np.int64], part: Batch, size: int) -> None:

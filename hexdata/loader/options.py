@@ -60,7 +60,8 @@ class RankedOptions:
 class LoaderOptions(RankedOptions):
     """The options of ``Loader``, which describes them.
 
-    ``batch`` determines the contents of batches and ``copies`` the shard cache. ``streams`` and ``window``
+    ``weights`` is the SQL expression, or "array" if arrays were given. ``batch`` determines the contents of
+    batches and ``copies`` the shard cache. ``streams`` and ``window``
     apply to stream mode only. Integers of other types, such as NumPy's, are converted to Python ints.
 
     Raises:
@@ -79,6 +80,7 @@ class LoaderOptions(RankedOptions):
     check: Check = "sizes"
     where: str | None = None
     newest: int | None = None
+    weights: str | None = None
     streams: tuple[int, int] = (4, 4)
     window: int = 262_144
     batch: BatchOptions = field(default_factory=BatchOptions)
@@ -96,6 +98,16 @@ class LoaderOptions(RankedOptions):
             check_choice(name, getattr(self, name), get_args(known))
         if self.where is not None and not (isinstance(self.where, str) and self.where.strip()):
             raise ConfigError("where cannot be used", found=repr(self.where), expected="an SQL predicate")
+        if self.weights is not None and not self.weights.strip():
+            raise ConfigError(
+                "weights cannot be used", found=repr(self.weights), expected="an SQL expression"
+            )
+        if self.weights is not None and self.mode == "stream":
+            raise ConfigError(
+                "stream mode cannot apply weights",
+                found=f"weights={self.weights!r}",
+                hint="Use mode='games' over a store, or mode='exact' on a local copy of the shards.",
+            )
         if self.newest is not None:
             self._set("newest", check_count("newest", self.newest, 1))
         if not (isinstance(self.streams, tuple) and len(self.streams) == 2):

@@ -146,7 +146,7 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         else:
             epoch, step = self._counter.begin(worker, iteration)
             self._next = epoch, step + worker
-            ended = 0 < len(self) == step
+            ended = 0 < self.loader.steps(epoch) == step
         self._resumes, self._latest_epoch = False, self._next[0]
         return self._run_next(worker, workers, iteration) if ended else self._run(*self._next, workers)
 
@@ -158,7 +158,7 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         yield from self._run(*self._next, workers)
 
     def _run(self, epoch: int, first: int, workers: int) -> Iterator[TensorBatch]:
-        if first >= len(self):
+        if first >= self.loader.steps(epoch):
             return
         self.loader.set_epoch(epoch, first)
         for delivery in self.loader.deliveries(first % workers, workers):
@@ -180,7 +180,7 @@ class LoaderDataset(IterableDataset[TensorBatch]):
                 hint="Use hexdata.torch.TorchLoader, or torchdata's StatefulDataLoader.",
             )
         epoch, step = self._next
-        self.loader.set_epoch(epoch, min(step, len(self)))
+        self.loader.set_epoch(epoch, min(step, self.loader.steps(epoch)))
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
