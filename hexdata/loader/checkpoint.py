@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 _STATE_VERSION: Final = 3
-_OPTIONAL_KEYS: Final = ("weights",)
+_OPTIONAL_KEYS: Final = ("weights", "where_changed", "first_where")
 """Keys of a state that are absent if their value is None."""
 _MASK_64: Final = (1 << 64) - 1
 STEP_SHIFT: Final = 36
@@ -72,10 +73,16 @@ class _LoaderState:
     batch: Count
     epoch_digest: Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")] | None
     weights: str | None = None
+    where_changed: bool | None = None
+    first_where: str | None = None
 
 
 def make_state(
-    options: LoaderOptions, manifest_digest: str, rows_digest: str | None, position: LoaderPosition
+    options: LoaderOptions,
+    manifest_digest: str,
+    rows_digest: str | None,
+    position: LoaderPosition,
+    first_where: str | EllipsisType | None = ...,
 ) -> dict[str, Any]:
     """Return the state of a loader as a dict for JSON.
 
@@ -84,7 +91,10 @@ def make_state(
         manifest_digest: Digest of the shards' manifest; in games mode, of the files of games and positions.
         rows_digest: Digest of the selected rows; None if all rows are selected.
         position: Position of the loader.
+        first_where: The condition ``where`` with which the loader was made (default ``...``: that of the
+            options).
     """
+    changed = first_where not in (..., options.where)
     state = {
         "version": _STATE_VERSION,
         "order_version": ORDER_VERSION,
@@ -96,6 +106,8 @@ def make_state(
         "epoch": position.epoch,
         "batch": position.batch,
         "epoch_digest": None if position.digest is None else format(position.digest, "016x"),
+        "where_changed": True if changed else None,
+        "first_where": first_where if changed else None,
     }
     return {name: value for name, value in state.items() if name not in _OPTIONAL_KEYS or value is not None}
 
@@ -134,6 +146,23 @@ def check_state(
         _check_positions(state, expected, options, different)
     check_same_options(state, expected, different, "loader")
     return _read_position(checked, options, steps(checked.epoch))
+
+
+def where_of_state(state: Any, where: str | None, first_where: str | None) -> str | None:
+    """Return the condition by which a loader selects positions in order to resume at a state.
+
+    This is the condition of the state, if the loader was made with the same one as the loader that saved the
+    state. Otherwise it is the condition of the loader, which :func:`check_state` compares with the state.
+
+    Args:
+        state: The state, which may be invalid.
+        where: The condition of the loader.
+        first_where: The condition with which the loader was made.
+    """
+    if not isinstance(state, dict) or not isinstance(state.get("where"), str | None):
+        return where
+    first = state.get("first_where") if state.get("where_changed") else state.get("where")
+    return state.get("where") if first == first_where else where
 
 
 def _check_positions(

@@ -129,6 +129,14 @@ class SelectedRows:
         """Return the number of batches of an epoch."""
         return EpochSchedule(self.size(epoch), self._options).steps
 
+    def select(self, options: LoaderOptions) -> SelectedRows:
+        """Return the rows of the same split that other options select.
+
+        Raises:
+            ConfigError: The condition ``where`` is invalid, or no position is selected.
+        """
+        return SelectedRows(self.source, self._members, options, self.faults, self._weights)
+
     def for_rank(self, rank: int, world_size: int) -> SelectedRows:
         """Return the epochs of another rank, over the same rows."""
         other = copy.copy(self)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,13 @@ from hexdata.batch import (
 )
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.loader.checkpoint import EpochDigest, LoaderPosition, check_state, make_state
+from hexdata.loader.checkpoint import (
+    EpochDigest,
+    LoaderPosition,
+    check_state,
+    make_state,
+    where_of_state,
+)
 from hexdata.loader.exact import ExactEpoch, SelectedRows
 from hexdata.loader.game_reader import table_digest
 from hexdata.loader.game_table import GameTable
@@ -101,7 +108,7 @@ class Loader:
         check: "sizes" compares the sizes of files with the manifest; "digests" also hashes every file and, in
             games mode, compares every board with its game (default "sizes").
         where: SQL condition on the labels that selects positions, such as ``"value_sample_tier < 2"``. Null
-            counts as false. Not in stream mode (default None: all positions).
+            counts as false. ``set_epoch`` can change it. Not in stream mode (default None: all positions).
         newest: Number of games with the highest ids whose positions are selected. Not in stream mode (default
             None: all games).
         weights: Weight of each position, from 0 to 65,535. Each epoch delivers a position of weight w
@@ -221,6 +228,7 @@ class Loader:
             self._open_games(data, weights, progress)
         else:
             self._open_shards(data, str(store), weights, progress)
+        self._first_where = where
         self._opened: tuple[int, Epoch] | None = None
         self._last_digest: str | None = None
         self._move_to(LoaderPosition())
@@ -332,21 +340,27 @@ class Loader:
         """Index of the next batch of the epoch."""
         return self._batch
 
-    def set_epoch(self, epoch: int, batch: int = 0) -> None:
+    def set_epoch(self, epoch: int, batch: int = 0, *, where: str | EllipsisType | None = ...) -> None:
         """Start the next iteration at a batch of ``epoch``.
 
         Args:
             epoch: Epoch, counted from 0.
             batch: Index of the first batch (default 0). Otherwise the epoch has no digest.
+            where: Condition that selects the positions of this epoch and of all epochs that follow, until it
+                is changed again; None selects all positions. Not in stream mode (default ``...``: the
+                condition does not change).
 
         Raises:
-            ConfigError: ``epoch`` is negative, or ``batch`` is not within the epoch.
+            ConfigError: ``epoch`` is negative, ``batch`` is not within the epoch, or ``where`` is invalid or
+                selects no position. The loader has not changed.
         """
         epoch, batch = check_count("epoch", epoch, 0), check_count("batch", batch, 0)
-        if batch > self.steps(epoch):
+        changed = self if where is ... else self._with_where(where)
+        if batch > changed.steps(epoch):
             raise ConfigError(
-                "batch is beyond the end of the epoch", found=batch, expected=f"0 to {self.steps(epoch)}"
+                "batch is beyond the end of the epoch", found=batch, expected=f"0 to {changed.steps(epoch)}"
             )
+        self._select_as(changed)
         self._move_to(LoaderPosition(epoch, batch, None if batch else 0))
 
     @property
@@ -362,10 +376,13 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last delivered batch, and the options, as a dict for JSON."""
         digest = self._digest.value if self._digest else None
-        return make_state(self.options, *self._identity(), LoaderPosition(self._epoch, self._batch, digest))
+        position = LoaderPosition(self._epoch, self._batch, digest)
+        return make_state(self.options, *self._identity(), position, self._first_where)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at a state. Its rank and world size may differ if the global batch is the same.
+
+        If the condition ``where`` was changed by ``set_epoch``, it is changed in the same way.
 
         A state saved after the last batch of an epoch resumes at the next epoch. In games mode, a state saved
         between two epochs, whose ``batch`` is 0, remains valid when games are added to the store.
@@ -374,8 +391,32 @@ class Loader:
             StoreError: The state belongs to other positions or another version of the order.
             ConfigError: The state belongs to a loader with other options, or it is not a state.
         """
-        self._move_to(check_state(state, self.options, *self._identity(), self.steps))
+        changed = self._with_where(where_of_state(state, self.options.where, self._first_where))
+        position = check_state(state, changed.options, *changed._identity(), changed.steps)
+        self._select_as(changed)
+        self._move_to(position)
         self._end_complete_epoch()
+
+    def _with_where(self, where: str | None) -> Loader:
+        """Return this loader, or a copy that selects by another condition.
+
+        Raises:
+            ConfigError: The condition is invalid, selects too few positions, or this is stream mode.
+        """
+        if where == self.options.where:
+            return self
+        changed = copy.copy(self)
+        changed.options = replace(self.options, where=where)
+        changed._opened = None
+        if self._selected:
+            changed._selected = self._selected.select(changed.options)
+        changed._check_epoch()
+        return changed
+
+    def _select_as(self, changed: Loader) -> None:
+        """Take over the selection of a copy from :meth:`_with_where`."""
+        if changed is not self:
+            self.options, self._selected, self._opened = changed.options, changed._selected, None
 
     def _identity(self) -> tuple[str, str | None]:
         """Return the digest of the shards or games, and that of the selected rows (None: all rows)."""
@@ -399,10 +440,11 @@ class Loader:
             ConfigError: The position of the loader was changed during the iteration.
         """
         with self.iteration() as epoch:
+            options = self.options
             for step, ids, batch in self.deliveries():
                 self.record(step, ids)
                 yield batch
-                if (self._epoch, self._batch) != (epoch, step + 1):
+                if (self._epoch, self._batch) != (epoch, step + 1) or self.options is not options:
                     raise ConfigError(
                         "the position of the loader was changed while iterating",
                         found=f"batch {self._batch} of epoch {self._epoch}",

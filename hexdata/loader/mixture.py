@@ -37,6 +37,8 @@ _UNUSED_STATE_KEYS: Final = {
     "world_size",
     "global_batch",
     "remainder",
+    "where_changed",
+    "first_where",
 }
 """Keys of a loader's state that do not affect the order of its positions in a mixture."""
 _MAX_SOURCES: Final = 256
@@ -233,6 +235,8 @@ class Mixture:
             pace = self._sizes.index(max(self._sizes))
         self.options = MixtureOptions(tuple(weights), batch_size, seed, rank, world_size, pace or 0)
         _check_loaders(self._loaders)
+        # Copies, whose conditions do not change while the mixture exists.
+        self._loaders = [each.for_rank(each.options.rank, each.options.world_size) for each in loaders]
         self._counts = SourceCounts(self.options)
         paced = self.options.shares()[self.options.pace] * self.options.global_batch
         self._steps = math.ceil(self._sizes[self.options.pace] / paced)

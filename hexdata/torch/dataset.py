@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
+from types import EllipsisType
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from hexdata.errors import ConfigError
 from hexdata.loader import Loader
 from hexdata.torch.epoch_counter import COUNTER_SIZE, SharedEpochCounter, iteration_id
+from hexdata.torch.shared_condition import SharedCondition, check_length
 from hexdata.torch.tensors import TensorBatch, WorkerBatch, as_tensors
 
 __all__ = ["LoaderDataset", "check_world_size", "end_with_parent", "loader_of_rank"]
@@ -101,6 +103,7 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         self.loader = own.for_rank(own.options.rank, own.options.world_size)
         self._given_world_size = world_size
         self._shared = torch.empty(COUNTER_SIZE, dtype=torch.int64).share_memory_()
+        self._condition = SharedCondition(self.loader)
         self._iterations = 0
         self._start_at(self.loader.epoch, self.loader.batch)
 
@@ -114,15 +117,23 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         self._latest_epoch = -1
         self._resumes = get_worker_info() is not None
         if not self._resumes:
+            self._condition.share(self.loader)
             self._counter.set(epoch, step)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, over all workers."""
         return len(self.loader)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the first batch of ``epoch``, also in running workers."""
-        self.loader.set_epoch(epoch)
+    def set_epoch(self, epoch: int, *, where: str | EllipsisType | None = ...) -> None:
+        """Start the next iteration at the first batch of ``epoch``, also in running workers.
+
+        Args:
+            epoch: Epoch, counted from 0.
+            where: Condition that selects the positions from this epoch on; see ``Loader.set_epoch`` (default
+                ``...``: the condition does not change).
+        """
+        check_length(where)
+        self.loader.set_epoch(epoch, where=where)
         self._start_at(epoch, 0)
 
     def __iter__(self) -> Iterator[TensorBatch]:
@@ -138,6 +149,7 @@ class LoaderDataset(IterableDataset[TensorBatch]):
             check_world_size(self.loader, self._given_world_size)
         else:
             end_with_parent()
+            self._condition.follow(self.loader)
         self._iterations += 1
         iteration = iteration_id(seed - worker, workers, self._iterations)
         ended = False

@@ -18,6 +18,7 @@ from hexdata.checks import check_choice, check_count
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.loader import Loader
 from hexdata.torch.dataset import end_with_parent
+from hexdata.torch.shared_condition import SharedCondition
 from hexdata.torch.tensor_loader import TensorLoader
 from hexdata.torch.tensors import PIPE_BYTES, TensorBatch, WorkerBatch, as_tensors
 
@@ -50,10 +51,12 @@ class _MessageDataset(IterableDataset[_Message]):
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._condition = SharedCondition(loader)
 
-    def start_at(self, epoch: int, step: int) -> None:
-        """Set the start of the next iteration, also in running workers."""
-        self._start.copy_(torch.tensor([epoch, step]))
+    def prepare(self) -> None:
+        """Set the start and the condition of the next iteration, also in running workers."""
+        self._condition.share(self._loader)
+        self._start.copy_(torch.tensor([self._loader.epoch, self._loader.batch]))
 
     def __iter__(self) -> Iterator[_Message]:
         info = get_worker_info()
@@ -70,6 +73,7 @@ class _MessageDataset(IterableDataset[_Message]):
         """Yield the worker's batches. Errors are yielded, since a DataLoader would keep only their text."""
         try:
             epoch, step = self._start.tolist()
+            self._condition.follow(self._loader)
             self._loader.set_epoch(epoch, step)
             # The DataLoader asks worker 0 first, so worker 0 has the first step, whatever its number.
             for number, ids, batch in self._loader.deliveries((step + worker) % workers, workers):
@@ -160,7 +164,7 @@ class TorchLoader(TensorLoader[_TensorDelivery]):
 
     def _deliveries(self) -> Iterator[_TensorDelivery]:
         if self._num_workers:
-            self._dataset.start_at(self.loader.epoch, self.loader.batch)
+            self._dataset.prepare()
             yield from _order_by_step(iter(self._messages), self._num_workers)
             return
         for step, ids, batch in self.loader.deliveries():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from types import EllipsisType
 from typing import Any, Generic, Protocol, TypeVar
 
 from hexdata.errors import ConfigError, HexdataError
@@ -68,9 +69,15 @@ class TensorLoader(ABC, Generic[_Delivery]):
         """
         return self.loader.epoch_digest
 
-    def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the first batch of ``epoch``."""
-        self.loader.set_epoch(epoch)
+    def set_epoch(self, epoch: int, *, where: str | EllipsisType | None = ...) -> None:
+        """Start the next iteration at the first batch of ``epoch``.
+
+        Args:
+            epoch: Epoch, counted from 0.
+            where: Condition that selects the positions from this epoch on; see ``Loader.set_epoch`` (default
+                ``...``: the condition does not change).
+        """
+        self.loader.set_epoch(epoch, where=where)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last delivered batch, as a dict for JSON."""
@@ -98,10 +105,11 @@ class TensorLoader(ABC, Generic[_Delivery]):
         """
         check_world_size(self.loader, self._given_world_size)
         with self.loader.iteration() as epoch:
+            options = self.loader.options
             for delivery in self._deliveries():
                 self._record(delivery)
                 yield delivery.batch
-                if self.loader.epoch != epoch:
+                if self.loader.epoch != epoch or self.loader.options is not options:
                     raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
             if self.loader.batch != len(self):
                 raise HexdataError(
