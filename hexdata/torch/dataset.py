@@ -8,14 +8,14 @@ import threading
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from types import EllipsisType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hexdata.errors import ConfigError
-from hexdata.loader import Loader
+from hexdata.loader import Loader, Mixture
 from hexdata.torch.epoch_counter import COUNTER_SIZE, SharedEpochCounter, iteration_id
 from hexdata.torch.shared_condition import SharedCondition, check_length
 from hexdata.torch.tensors import TensorBatch, WorkerBatch, as_tensors
@@ -29,21 +29,28 @@ _watching_pid: int | None = None
 """Process with a watching thread. A forked child inherits this variable, but not the thread."""
 
 
-def loader_of_rank(loader: Loader, rank: int | None, world_size: int | None) -> Loader:
+_Loader = TypeVar("_Loader", Loader, Mixture, Loader | Mixture)
+
+
+def loader_of_rank(
+    loader: _Loader, rank: int | None, world_size: int | None, *, kinds: tuple[type, ...] = (Loader,)
+) -> _Loader:
     """Return the loader for this rank.
 
     Args:
-        loader: The loader.
+        loader: The loader or mixture.
         rank: Rank of this process. None: that of the loader or, if it has one rank, of torch.distributed.
         world_size: Number of ranks, given if and only if ``rank`` is.
+        kinds: Classes of which the loader may be (default: ``Loader`` only).
 
     Raises:
-        ConfigError: ``loader`` is not a ``Loader``, or only one of ``rank`` and ``world_size`` is given.
+        ConfigError: ``loader`` is of another class, or only one of ``rank`` and ``world_size`` is given.
     """
     given: Any = loader
-    if not isinstance(given, Loader):
+    if not isinstance(given, kinds):
         hint = "Make one first, as in TorchLoader(Loader(store))."
-        raise ConfigError("loader cannot be used", found=repr(loader), expected="a hexdata.Loader", hint=hint)
+        expected = "a hexdata.Loader" + (" or a hexdata.loader.Mixture" if Mixture in kinds else "")
+        raise ConfigError("loader cannot be used", found=repr(loader), expected=expected, hint=hint)
     if (rank is None) != (world_size is None):
         raise ConfigError(
             "rank and world_size must be given together", found=f"rank={rank}, world_size={world_size}"
@@ -60,7 +67,7 @@ def _world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def check_world_size(loader: Loader, given_world_size: int | None) -> None:
+def check_world_size(loader: Loader | Mixture, given_world_size: int | None) -> None:
     """Check that torch.distributed was not initialised after the loader was made.
 
     Raises:

@@ -36,7 +36,7 @@ class _DeviceDelivery(NamedTuple):
     batch: TensorBatch
 
 
-class DeviceLoader(TensorLoader[_DeviceDelivery]):
+class DeviceLoader(TensorLoader[_DeviceDelivery, Loader]):
     """A ``Loader`` in games mode that makes whole batches on a device, from games that are stored there.
 
     It is used like its loader, and its batches equal those of the loader bit for bit, as tensors on the
