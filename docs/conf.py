@@ -29,7 +29,7 @@ autodoc_preserve_defaults = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(_duckdb|collections|contextlib|io|np|npt|numpy|pathlib|pyarrow|threading|torch|typing)\..*",
+        r"(_duckdb|collections|contextlib|fractions|io|np|npt|numpy|pathlib|pyarrow|threading|torch|types|typing)\..*",
     ),
     (
         r"py:class",
@@ -38,7 +38,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"hexdata\.\w+\.[a-z]\w*\..*"),
     # Sphinx cannot resolve signatures with AnyPath, part of which exists only for the type checker.
     (r"py:class", r"(Any|Remote|U)?Path|BufferedReader|DuckDBPyConnection|FileFacts|Store|pa\.\w+"),
-    (r"py:class", r"BoardForm|CacheFolder|FinalPolicy|Mode|OnError|Remainder"),
+    (r"py:class", r"BoardForm|CacheFolder|FinalPolicy|Mode|OnError|Remainder|TransformFunction|Weights"),
 ]
 """References that may be unresolved: names of other projects, whose indices would need a network, and types
 in signatures that are not public names of a package."""

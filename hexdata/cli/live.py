@@ -36,6 +36,12 @@ def live(
     pool_size: Annotated[
         int | None, typer.Option("--pool-size", help="Number of games in the pool: the newest.")
     ] = None,
+    reuse: Annotated[
+        float | None,
+        typer.Option(
+            "--reuse", help="Draw games at most this many times per new game, then wait. Default: no limit."
+        ),
+    ] = None,
     reservoir: Annotated[
         int | None, typer.Option("--reservoir", help="Number of positions in the reservoir.")
     ] = None,
@@ -69,7 +75,7 @@ def live(
 
     options = LiveOptions() if config is None else load_live_config(config, allow_code=allow_code)
     given: dict[str, Any] = {"seed": seed, "split": split, "batch_size": batch_size}
-    given |= {"pool_size": pool_size, "reservoir": reservoir}
+    given |= {"pool_size": pool_size, "reuse": reuse, "reservoir": reservoir}
     options = replace(options, **{name: value for name, value in given.items() if value is not None})
     limits = LiveTrialOptions(batches=batches, seconds=seconds)
     serve = None if prometheus is None else _server(prometheus, prometheus_host)

@@ -57,6 +57,16 @@ def load(
             show_default=False,
         ),
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            metavar="EXPR",
+            help="Weight of each position, an SQL expression over its labels. An epoch delivers a position "
+            "of weight w floor(w) or ceil(w) times. Default: each position once.",
+            show_default=False,
+        ),
+    ] = None,
     check: Annotated[
         str,
         typer.Option(
@@ -109,6 +119,7 @@ def load(
         shards=shards,
         fields=tuple(name.strip() for name in fields.split(",")),
         mode=mode,  # type: ignore[arg-type]  # LoadOptions checks it
+        weights=weights,
         check=check,  # type: ignore[arg-type]
         cache=cache if cache is not None else not no_cache,
         cache_size=cache_size,
@@ -133,6 +144,12 @@ def load(
             for e in result.epochs
         ],
     )
+    for e in result.epochs:
+        if e.weight_sum is not None:
+            output.line(
+                f"epoch {e.epoch}: {e.delivered:,} positions delivered, {e.positions:,} of them different; "
+                f"the weights add up to {e.weight_sum:,.2f}"
+            )
     if result.games is not None and result.packed is not None:
         output.line(
             f"{result.positions - result.packed:,} positions of {result.games:,} games, "

@@ -61,6 +61,14 @@ class _Content:
         return self.games.chunks
 
 
+def rank_of(game_hash: bytes, world_size: int) -> int:
+    """Return the rank to which a game belongs. It does not depend on the first half of the hash.
+
+    The first half determines the split, so every split is divided evenly.
+    """
+    return int.from_bytes(game_hash[8:], "big") % world_size
+
+
 @runtime_checkable
 class _ReadingMonitor(Protocol):
     """A stage that emits a changed file again, and needs to know how far each file was read."""
@@ -90,10 +98,10 @@ class ChunkSourceLoader(Transform):
     With several threads the chunks are the same, but the order of sources may change, and the end of the
     first scan may precede the last files of that scan.
 
-    The counts are ``files``, ``games`` and ``positions`` (passed on), ``other_split`` (games), ``ungrouped``
-    (positions of no known game), ``rejected`` (records), ``bad_files``, and for each reason code
-    ``rejected.CODE`` and ``bad.CODE``. A file without a game is also bad. A file that is emitted again is
-    counted as bad each time and as good once.
+    The counts are ``files``, ``games`` and ``positions`` (passed on), ``other_split`` and ``other_rank``
+    (games), ``ungrouped`` (positions of no known game), ``rejected`` (records), ``bad_files``, and for each
+    reason code ``rejected.CODE`` and ``bad.CODE``. A file without a game is also bad. A file that is emitted
+    again is counted as bad each time and as good once.
 
     Args:
         board_size: Board size n of all games; a file of another size is bad. None (default) for the size of
@@ -106,6 +114,9 @@ class ChunkSourceLoader(Transform):
         max_file_bytes: Maximum size of a file in bytes; a larger file is bad. Default 1 GiB.
         max_positions: Maximum number of records in a file, rejected ones included; a file with more is bad.
             Each record takes 100 to 400 bytes of memory. Default 2,000,000.
+        rank: Number of this process among those that share the games, from 0. Default 0.
+        world_size: Number of processes that share the games; each game is passed on by one of them, which
+            its hash determines. Default 1.
         threads: Number of threads of the stage. Default 1.
 
     Raises:
@@ -122,6 +133,8 @@ class ChunkSourceLoader(Transform):
         test: float = 0.01,
         max_file_bytes: int = 1 << 30,
         max_positions: int = 2_000_000,
+        rank: int = 0,
+        world_size: int = 1,
         threads: int = 1,
     ) -> None:
         super().__init__(threads=threads)
@@ -143,6 +156,8 @@ class ChunkSourceLoader(Transform):
         self.test = test
         self.max_file_bytes = check_count("max_file_bytes", max_file_bytes, 1)
         self.max_positions = check_count("max_positions", max_positions, 1)
+        self.world_size = check_count("world_size", world_size, 1)
+        self.rank = check_count("rank", rank, 0)
         self._bad: deque[tuple[str, str]] = deque(maxlen=NAMED_FILES)
         self._monitor: _ReadingMonitor | None = None
 
@@ -236,6 +251,10 @@ class ChunkSourceLoader(Transform):
         new = content.chunks[file.previous.games :] if file.previous else content.chunks
         chunks = [chunk for chunk in new if self.split in (None, content.split or self._split_of(chunk))]
         self.count("other_split", len(new) - len(chunks))
+        if self.world_size > 1:
+            own = [chunk for chunk in chunks if rank_of(chunk.game_hash, self.world_size) == self.rank]
+            self.count("other_rank", len(chunks) - len(own))
+            chunks = own
         progress = None
         if content.records is not None:
             progress = ReadProgress(len(content.chunks), content.records, digest_games(content.chunks))

@@ -55,6 +55,11 @@ class LiveLoader:
         batch_size: Positions per batch. Default 1024.
         split: "train" (default), "val" or "test".
         pool_size: Number of games in the pool: the newest. Default 100,000.
+        reuse: Maximum number of times that games are drawn, per game that has entered the pool. The loader
+            then waits for new games, however fast the trainer is. None (default) for no maximum.
+        rank: Number of this process among those that share the games, from 0. Default 0.
+        world_size: Number of processes that share the games. Each game is delivered by one of them only.
+            Default 1.
         reservoir: Number of positions in the reservoir that mixes them. Default 1,000,000.
         watch: False to read only the files that exist at the start. Default True.
         fields: Names of the arrays in a batch; ``BatchOptions`` lists them with shapes and dtypes.
@@ -88,8 +93,11 @@ class LiveLoader:
         batch_size: int | None = None,
         split: str | None = None,
         pool_size: int | None = None,
+        reuse: float | None = None,
         reservoir: int | None = None,
         watch: bool | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
         fields: Sequence[str] | None = None,
         planes: int | None = None,
         board: BoardForm | None = None,
@@ -101,8 +109,14 @@ class LiveLoader:
     ) -> None:
         check_location("directory", directory)
         options = config if isinstance(config, LiveOptions) else _read_config(config)
-        shared = {"seed": seed, "batch_size": batch_size, "split": split, "pool_size": pool_size}
-        shared |= {"reservoir": reservoir, "watch": watch}
+        shared: dict[str, object] = {
+            "seed": seed,
+            "batch_size": batch_size,
+            "split": split,
+            "pool_size": pool_size,
+        }
+        shared |= {"reuse": reuse, "reservoir": reservoir, "watch": watch}
+        shared |= {"rank": rank, "world_size": world_size}
         batch = {"fields": as_tuple(fields), "planes": planes, "board": board, "final_policy": final_policy}
         batch |= {"tier_probability": as_tuple(tier_probability), "symmetry": symmetry}
         self.options = replace(
@@ -241,6 +255,7 @@ class LiveLoader:
         expected = self._compared_options()
         is_state = isinstance(state, Mapping) and {"version", "order_version"} <= state.keys()
         if is_state:
+            state = _RANK_OPTIONS | dict(state)
             check_versions(state, expected)
         names = [*expected, "delivered", "pipeline"]
         if not is_state or set(names) != state.keys():
@@ -270,6 +285,7 @@ class LiveLoader:
             "pool_size": options.pool_size,
             "reservoir": options.reservoir,
             "batch_size": options.batch_size,
+            **{name: getattr(options, name) for name in _RANK_OPTIONS},
             "batch": {name: _plain(value) for name, value in asdict(options.batch).items()},
             "stages": [
                 [
@@ -309,6 +325,10 @@ class LiveLoader:
             "a live loader cannot be sent to another process",
             hint="Create one in that process, or iterate in this one.",
         )
+
+
+_RANK_OPTIONS: Final = {"rank": 0, "world_size": 1}
+"""Options that states of earlier releases do not contain, with the values that they had."""
 
 
 def _read_config(path: str | Path | None) -> LiveOptions:

@@ -63,7 +63,10 @@ are then checked."""
 
 _DEFAULT_STAGES: Final = tuple(name for name in STAGES if name != "ChunkRelabeller")
 _QUEUE_KEYS: Final = ("capacity", "overflow")
-_SHARED_OPTIONS: Final = ("seed", "split", "val", "test", "pool_size", "reservoir", "batch_size", "watch")
+_SHARED_OPTIONS: Final = (
+    *("seed", "split", "val", "test", "pool_size", "reuse", "reservoir", "batch_size", "watch"),
+    *("rank", "world_size"),
+)
 """Options of the whole pipeline. A stage receives those that its constructor has a parameter for."""
 _FORMER_KEYS: Final = {
     "ChunkSourceLoader": {"value_sense": "value_convention"},
@@ -161,6 +164,9 @@ class LiveOptions:
     """Share of games in the test split."""
     pool_size: int = 100_000
     """Number of games in the pool: the newest."""
+    reuse: float | None = None
+    """Maximum number of times that games are drawn, per game that has entered the pool; the loader then waits
+    for new games. None for no maximum."""
     reservoir: int = 1_000_000
     """Number of positions in the reservoir. Each takes 75 bytes on a board of size 13, and 4 more per cell
     for a dense policy."""
@@ -168,6 +174,10 @@ class LiveOptions:
     """Number of positions per batch."""
     watch: bool = True
     """False reads only the files that exist at the start."""
+    rank: int = 0
+    """Number of this process among those that share the games, from 0."""
+    world_size: int = 1
+    """Number of processes that share the games. Each game belongs to one of them."""
     batch: BatchOptions = field(default_factory=BatchOptions)
     """Fields and options of batches."""
     stages: tuple[StageOptions, ...] = field(
@@ -182,6 +192,11 @@ class LiveOptions:
         check_shares(self.val, self.test)
         for name in ("pool_size", "reservoir", "batch_size"):
             _set_field(self, name, check_count(name, getattr(self, name), 1))
+        _set_field(self, "world_size", check_count("world_size", self.world_size, 1))
+        if check_count("rank", self.rank, 0) >= self.world_size:
+            raise ConfigError(
+                "rank must be below world_size", found=self.rank, expected=f"0 to {self.world_size - 1}"
+            )
         if not isinstance(self.watch, bool):
             raise ConfigError("watch cannot be used", found=repr(self.watch), expected="True or False")
         targets = [name for name in self.batch.fields if is_target(name)]

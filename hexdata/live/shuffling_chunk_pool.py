@@ -6,6 +6,7 @@ content of a game.
 
 from __future__ import annotations
 
+import math
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -85,8 +86,14 @@ class ShufflingChunkPool(Stage):
     of the files that exist at the start, those whose names sort last are therefore the newest. One thread
     receives and one draws, so that neither waits for the other's queue.
 
+    With ``reuse``, the number of draws never exceeds ``reuse`` times the number of games that have entered;
+    the pool then waits for new games. With ``window_start``, the window grows by the formula of
+    KataGo: of N games that have entered, the newest c · (1 + b · ((N / c)^a - 1) / a) are the window, at most
+    ``pool_size``, with c = ``window_start``, a = ``window_exponent`` and b = ``window_slope``; all N games if
+    N is at most c.
+
     After the end of the input, the pool ends when ``passes`` passes over the window are complete, counted
-    from the start of the run. Without a game it ends at once.
+    from the start of the run, or when ``reuse`` allows no further draw. Without a game it ends at once.
 
     A state contains the names of the files of the window and the progress of the draws. When it is
     loaded, the stage of the pipeline with a method ``read``, such as ``ChunkSourceLoader``, reads these files
@@ -95,7 +102,8 @@ class ShufflingChunkPool(Stage):
 
     The metrics are ``chunks`` and ``sources`` (in the window), ``lower`` and ``upper`` (numbers of the
     window), ``entered`` and ``evicted`` (games in total), ``draws``, ``passes``, ``uses`` (draws per game
-    that entered), ``window_uses`` (draws per game in the window), and ``missing`` (files of a state).
+    that entered), ``window_uses`` (draws per game in the window), ``allowed_draws`` (draws that ``reuse``
+    allows before the next game enters), and ``missing`` (files of a state).
 
     Args:
         seed: Seed of the draws.
@@ -104,6 +112,13 @@ class ShufflingChunkPool(Stage):
         min_chunks: Number of games needed before drawing starts, unless the input has ended. Default 1.
         passes: Number of passes after which the pool ends, once the input has ended. None (default) for no
             end.
+        reuse: Maximum number of draws per game that has entered, a number above 0. None (default) for no
+            maximum.
+        window_start: Number of games up to which the window contains all games. None (default) for
+            ``pool_size``.
+        window_exponent: Exponent a, above 0 and at most 1. Default 0.75.
+        window_slope: Factor b, above 0 and at most 1: just above ``window_start``, the window grows by this
+            share of the new games. Default 0.4.
         directory: Directory of the files of a state. With None (default), a state that names files cannot be
             loaded.
 
@@ -119,6 +134,10 @@ class ShufflingChunkPool(Stage):
         game_batch_size: int = 256,
         min_chunks: int = 1,
         passes: int | None = None,
+        reuse: float | None = None,
+        window_start: int | None = None,
+        window_exponent: float = 0.75,
+        window_slope: float = 0.4,
         directory: str | Path | None = None,
     ) -> None:
         super().__init__(threads=2)
@@ -130,6 +149,16 @@ class ShufflingChunkPool(Stage):
                 "min_chunks exceeds pool_size", found=min_chunks, expected=f"at most {pool_size}"
             )
         self.passes = None if passes is None else check_count("passes", passes, 1)
+        self.reuse = None if reuse is None else _check_number("reuse", reuse, math.inf)
+        self.window_start = (
+            self.pool_size if window_start is None else check_count("window_start", window_start, 1)
+        )
+        if self.window_start > self.pool_size:
+            raise ConfigError(
+                "window_start exceeds pool_size", found=window_start, expected=f"at most {pool_size}"
+            )
+        self.window_exponent = _check_number("window_exponent", window_exponent, 1)
+        self.window_slope = _check_number("window_slope", window_slope, 1)
         self.directory = None if directory is None else Path(directory)
         self._read_file: Callable[[FoundFile], ChunkSource] | None = None
         self._move_tracker: _MoveTracker | None = None
@@ -174,14 +203,29 @@ class ShufflingChunkPool(Stage):
         """
         if self._input_ended:
             is_complete = self.passes is not None and self._shuffler.passes >= self.passes
-            return bool(self._files) and not is_complete
+            return bool(self._files) and not is_complete and self._allowed_draws() > 0
         enough = self._scanned and len(self._shuffler) >= self.min_chunks
-        return True if enough and self._files else None
+        return True if enough and self._files and self._allowed_draws() > 0 else None
+
+    def _allowed_draws(self) -> float:
+        """Return the number of draws that ``reuse`` allows before the next game enters; inf if all."""
+        if self.reuse is None:
+            return math.inf
+        return max(0, math.floor(self.reuse * self._shuffler.upper) - self._shuffler.draws)
+
+    def _window_size(self, entered: int) -> int:
+        """Return the number of games in the window after ``entered`` games have entered."""
+        first = self.window_start
+        if entered <= first:
+            return first
+        growth = ((entered / first) ** self.window_exponent - 1) / self.window_exponent
+        return min(self.pool_size, int(first * (1 + self.window_slope * growth)))
 
     def _draw(self) -> GameBatch:
         """Draw a game batch; it is empty if all games drawn are missing."""
         with self._window_lock:
-            numbers = self._shuffler.draw(self.game_batch_size).tolist()
+            count = int(min(self.game_batch_size, self._allowed_draws()))
+            numbers = self._shuffler.draw(count).tolist()
             found = (self._find(number) for number in numbers)
             return tuple(chunk for chunk in found if chunk is not None)
 
@@ -217,7 +261,7 @@ class ShufflingChunkPool(Stage):
                 self._append(_PooledFile(source.file, first, chunks, self._shuffler.passes))
                 upper = first + len(chunks)
                 self._shuffler.extend(upper)
-                self._shuffler.cut(max(self._shuffler.lower, upper - self.pool_size))
+                self._shuffler.cut(max(self._shuffler.lower, upper - self._window_size(upper)))
                 self._evict()
 
     def _append(self, file: _PooledFile) -> None:
@@ -326,12 +370,27 @@ class ShufflingChunkPool(Stage):
                 "uses": shuffler.draws / max(shuffler.upper, 1),
                 "window_uses": drawn / max(chunks, 1),
             }
+            if self.reuse is not None:
+                metrics["allowed_draws"] = self._allowed_draws()
         return {**super().metrics(), **metrics}
 
     def notes(self) -> dict[str, Any]:
         """Return the ``newest`` file received, and the last ``missing`` files: (name, reason)."""
         missing = {"missing": list(self._missing)} if self._missing else {}
         return {"newest": printable(self._newest_file), **missing}
+
+
+def _check_number(name: str, value: object, highest: float) -> float:
+    """Return a number above 0 and at most ``highest``.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (is_number and 0 < value <= highest and math.isfinite(value)):  # type: ignore[operator, arg-type]
+        upper = "" if highest == math.inf else f" and at most {highest:g}"
+        raise ConfigError(f"{name} cannot be used", found=repr(value), expected=f"a number above 0{upper}")
+    return float(value)  # type: ignore[arg-type]
 
 
 def _numbered(source: ChunkSource, first: int) -> list[Chunk]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from types import EllipsisType
 from typing import Annotated, Any, Final
 
 import numpy as np
@@ -26,6 +27,8 @@ __all__ = [
 ]
 
 _STATE_VERSION: Final = 3
+_OPTIONAL_KEYS: Final = ("shards", "weights", "where_changed", "first_where")
+"""Keys of a state that are absent if their value is None."""
 _MASK_64: Final = (1 << 64) - 1
 STEP_SHIFT: Final = 36
 """Position ids occupy the lower bits: sums are unique for ids below 2^36 and steps below 2^28."""
@@ -71,10 +74,17 @@ class _LoaderState:
     epoch_digest: Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")] | None
     shards: Annotated[list[Count], AtMost(2)] | None = None
     """The pair of ``LoaderOptions.shards``; absent from a state if all shards are read."""
+    weights: str | None = None
+    where_changed: bool | None = None
+    first_where: str | None = None
 
 
 def make_state(
-    options: LoaderOptions, manifest_digest: str, rows_digest: str | None, position: LoaderPosition
+    options: LoaderOptions,
+    manifest_digest: str,
+    rows_digest: str | None,
+    position: LoaderPosition,
+    first_where: str | EllipsisType | None = ...,
 ) -> dict[str, Any]:
     """Return the state of a loader as a dict for JSON.
 
@@ -83,8 +93,11 @@ def make_state(
         manifest_digest: Digest of the shards' manifest; in games mode, of the files of games and positions.
         rows_digest: Digest of the selected rows; None if all rows are selected.
         position: Position of the loader.
+        first_where: The condition ``where`` with which the loader was made (default ``...``: that of the
+            options).
     """
-    return {
+    changed = first_where not in (..., options.where)
+    state = {
         "version": _STATE_VERSION,
         "order_version": ORDER_VERSION,
         "digest": manifest_digest,
@@ -95,7 +108,10 @@ def make_state(
         "epoch": position.epoch,
         "batch": position.batch,
         "epoch_digest": None if position.digest is None else format(position.digest, "016x"),
+        "where_changed": True if changed else None,
+        "first_where": first_where if changed else None,
     }
+    return {name: value for name, value in state.items() if name not in _OPTIONAL_KEYS or value is not None}
 
 
 def check_state(
@@ -103,7 +119,7 @@ def check_state(
     options: LoaderOptions,
     manifest_digest: str,
     rows_digest: str | None,
-    steps: int,
+    steps: Callable[[int], int],
 ) -> LoaderPosition:
     """Return the position in a state, if a loader can resume at it.
 
@@ -115,7 +131,7 @@ def check_state(
         options: Options of the loader.
         manifest_digest: Digest of the shards' manifest; in games mode, of the files of games and positions.
         rows_digest: Digest of the selected rows; None if all rows are selected.
-        steps: Number of batches of an epoch.
+        steps: Returns the number of batches of an epoch.
 
     Raises:
         StoreError: The state belongs to other positions or another version of the order.
@@ -125,13 +141,30 @@ def check_state(
     if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
         check_versions(state, expected)
     checked = check_value(_LoaderState, state, what="the state of the loader", error=ConfigError)
-    state, expected = {"shards": None, **state}, {"shards": None, **expected}
-    names = dict.fromkeys([*_order_options(options), "shards"])
-    different = [name for name in names if state[name] != expected[name]]
+    state = {**dict.fromkeys(_OPTIONAL_KEYS), **state}
+    expected = {**dict.fromkeys(_OPTIONAL_KEYS), **expected}
+    different = [name for name in _order_options(options) if state[name] != expected[name]]
     if not (options.mode == "games" and checked.batch == 0):  # at batch 0 nothing of the epoch is delivered
         _check_positions(state, expected, options, different)
     check_same_options(state, expected, different, "loader")
-    return _read_position(checked, options, steps)
+    return _read_position(checked, options, steps(checked.epoch))
+
+
+def where_of_state(state: Any, where: str | None, first_where: str | None) -> str | None:
+    """Return the condition by which a loader selects positions in order to resume at a state.
+
+    This is the condition of the state, if the loader was made with the same one as the loader that saved the
+    state. Otherwise it is the condition of the loader, which :func:`check_state` compares with the state.
+
+    Args:
+        state: The state, which may be invalid.
+        where: The condition of the loader.
+        first_where: The condition with which the loader was made.
+    """
+    if not isinstance(state, dict) or not isinstance(state.get("where"), str | None):
+        return where
+    first = state.get("first_where") if state.get("where_changed") else state.get("where")
+    return state.get("where") if first == first_where else where
 
 
 def _check_positions(
@@ -155,7 +188,7 @@ def _check_positions(
     if "mode" not in different:
         checks.append(("digest", f"other {data}"))
     if not different:
-        checks.append(("rows", f"other positions of these {data}"))
+        checks.append(("rows", f"other positions of these {data}, or to other weights"))
     for name, what in checks:
         if state[name] != expected[name]:
             raise StoreError(
@@ -179,10 +212,11 @@ def _order_options(options: LoaderOptions) -> dict[str, Any]:
         "remainder": options.remainder,
         "where": options.where,
         "newest": options.newest,
+        "weights": options.weights,
         "final_policy_skip": options.batch.final_policy == "skip",
         "streams": list(options.streams) if streams else None,
         "window": options.window if streams else None,
-        **({} if options.shards is None else {"shards": list(shard_range(options.shards))}),
+        "shards": None if options.shards is None else list(shard_range(options.shards)),
     }
 
 

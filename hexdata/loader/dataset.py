@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
+import numpy.typing as npt
 
 from hexdata.batch import (
     DEFAULT_FIELDS,
@@ -18,6 +19,7 @@ from hexdata.batch import (
 from hexdata.checks import as_int, as_tuple, check_count
 from hexdata.loader.opening import all_members, find_data, open_game_rows, open_shard_rows, with_shards
 from hexdata.loader.options import LoaderOptions
+from hexdata.loader.weights import Weights, weights_text
 from hexdata.shards.locate import add_cache, check_split, load_manifest, require_mappable
 from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check
 from hexdata.storage import AnyPath
@@ -58,6 +60,8 @@ class PositionDataset:
             positions).
         newest: Number of games with the highest ids whose positions are selected (default None: all games).
         shards: Shards of the split to read, as for ``Loader`` (default None: all shards).
+        weights: Weight of each position, as for ``Loader``. :meth:`epoch_indices` then contains a position of
+            weight w floor(w) or ceil(w) times (default None: once).
         fields: Names of the arrays, as for ``Loader`` (default board, policy, value).
         planes: Number of board planes, 2 or 3 (default 2).
         board: "float32", "float16", "uint8", "packed" or "fill" (default "float32").
@@ -86,6 +90,7 @@ class PositionDataset:
         where: str | None = None,
         newest: int | None = None,
         shards: str | tuple[int, int] | None = None,
+        weights: Weights | None = None,
         fields: Sequence[str] = DEFAULT_FIELDS,
         planes: int = 2,
         board: BoardForm = "float32",
@@ -105,6 +110,7 @@ class PositionDataset:
             where=where,
             newest=newest,
             shards=as_tuple(shards),
+            weights=weights_text(weights),
             batch=BatchOptions(
                 fields=as_tuple(fields),
                 planes=planes,
@@ -116,7 +122,7 @@ class PositionDataset:
             copies=CacheOptions(cache, cache_size),
         )
         if isinstance(data, Store):
-            self._rows, games = open_game_rows(data, self.options)
+            self._rows, games = open_game_rows(data, self.options, weights=weights)
             self.board_size = games.board_size
         else:
             manifest = load_manifest(data)
@@ -125,12 +131,25 @@ class PositionDataset:
             self.board_size = manifest.board_size
             entries = manifest.splits[self.options.split]
             source = add_cache(data, entries, self.options.copies, digests=check == "digests")
-            self._rows = open_shard_rows(require_mappable(source), manifest, members, self.options)
+            self._rows = open_shard_rows(
+                require_mappable(source), manifest, members, self.options, weights=weights
+            )
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of symmetries and value weights. The order of positions does not change."""
         self._epoch = check_count("epoch", epoch, 0)
+
+    def epoch_indices(self, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the indices of the positions of an epoch, ascending: int64 (E,).
+
+        Without ``weights`` these are 0 … ``len(dataset)`` - 1. With them, each index occurs as often as
+        ``Loader`` delivers its position in that epoch; ``shuffle_indices(indices, seed, epoch)`` gives the
+        order of the loader.
+        """
+        epoch = check_count("epoch", epoch, 0)
+        weighted = self._rows.weighted
+        return np.arange(len(self)) if weighted is None else weighted.indices(epoch)
 
     def __len__(self) -> int:
         return self._rows.positions

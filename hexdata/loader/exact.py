@@ -8,7 +8,8 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Final
+from fractions import Fraction
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from hexdata.loader.options import LoaderOptions
 from hexdata.loader.row_filter import RowSubset, select_rows
 from hexdata.loader.row_source import GatheredRows, RowSource
 from hexdata.loader.schedule import EpochSchedule, PackedStep, StepSlice
+from hexdata.loader.weights import WEIGHT_UNIT, RowWeights, WeightedRows
 from hexdata.order import Permutation, derive_key
 from hexdata.shards.blocks import Block
 
@@ -41,15 +43,19 @@ class SelectedRows:
         members: Names of the members to read.
         options: Options of the loader.
         faults: Skipped shards, each with its name, number of positions and error (default: none).
+        weights: Weights of all rows of the split (default None: an epoch delivers every selected row once).
 
     Attributes:
         positions: Number of selected positions.
-        digest: Digest of the selection and of the names of skipped shards; None if all rows are selected.
+        digest: Digest of the selection, of the names of skipped shards and of the weights; None if all rows
+            are selected without weights.
         faults: The skipped shards.
         subset: The selected rows; None if all rows are selected.
+        weighted: The rows of each epoch, if there are weights; otherwise None.
 
     Raises:
         ConfigError: The condition ``where`` is invalid, or no position is selected.
+        BudgetError: The positions of an epoch with weights do not fit into memory.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class SelectedRows:
         members: Sequence[str],
         options: LoaderOptions,
         faults: Sequence[tuple[str, int, HexdataError]] = (),
+        weights: RowWeights | None = None,
     ) -> None:
         self.source = source
         self.faults = faults
@@ -65,6 +72,8 @@ class SelectedRows:
         self._options = options
         self.subset = select_rows(source, options)
         self.positions = source.positions if self.subset is None else len(self.subset)
+        self._weights = weights
+        self.weighted = None if weights is None else WeightedRows(source, self.subset, weights, options.seed)
         self.digest = self._find_digest()
 
     def take(self, indices: npt.NDArray[np.int64]) -> Block:
@@ -78,7 +87,55 @@ class SelectedRows:
 
     def epoch(self, epoch: int) -> ExactEpoch:
         """Return an epoch of the rank in the options."""
-        return ExactEpoch(self.source, self.subset, self._members, self._options, epoch)
+        subset = self.subset if self.weighted is None else self.weighted.rows(epoch)
+        return ExactEpoch(self.source, subset, self._members, self._options, epoch)
+
+    def size(self, epoch: int) -> int:
+        """Return the number of positions of an epoch, counting each repetition."""
+        return self.positions if self.weighted is None else self.weighted.size(epoch)
+
+    def first(self, epoch: int) -> int:
+        """Return the number of positions of all epochs before ``epoch``."""
+        return epoch * self.positions if self.weighted is None else self.weighted.first(epoch)
+
+    @property
+    def smallest_size(self) -> int:
+        """The smallest number of positions that an epoch can have."""
+        return self.positions if self.weighted is None else self.weighted.smallest_size
+
+    @property
+    def mean_size(self) -> Fraction:
+        """Mean number of positions of an epoch: that of the selected rows, or the sum of their weights."""
+        return (
+            Fraction(self.positions)
+            if self.weighted is None
+            else Fraction(self.weighted.unit_sum, WEIGHT_UNIT)
+        )
+
+    def split_range(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """Divide a range of the concatenation of all epochs: yield (epoch, first, last) for each epoch."""
+        epoch = int(start // self.mean_size) if start < stop else 0  # an estimate: sizes may differ by one
+        while epoch and self.first(epoch) > start:
+            epoch -= 1
+        while start < stop:
+            base, end = self.first(epoch), self.first(epoch + 1)
+            if start < end:
+                last = min(stop, end)
+                yield epoch, start - base, last - base
+                start = last
+            epoch += 1
+
+    def steps(self, epoch: int) -> int:
+        """Return the number of batches of an epoch."""
+        return EpochSchedule(self.size(epoch), self._options).steps
+
+    def select(self, options: LoaderOptions) -> SelectedRows:
+        """Return the rows of the same split that other options select.
+
+        Raises:
+            ConfigError: The condition ``where`` is invalid, or no position is selected.
+        """
+        return SelectedRows(self.source, self._members, options, self.faults, self._weights)
 
     def for_rank(self, rank: int, world_size: int) -> SelectedRows:
         """Return the epochs of another rank, over the same rows."""
@@ -87,24 +144,29 @@ class SelectedRows:
         return other
 
     def _find_digest(self) -> str | None:
-        if self.subset is None and not self.faults:
+        if self.subset is None and not self.faults and self._weights is None:
             return None
         rows = "all" if self.subset is None else self.subset.digest
-        skipped = [name for name, _, _ in self.faults]
-        return hashlib.sha256(json.dumps([rows, skipped]).encode("ascii")).hexdigest()
+        facts: list[Any] = [rows, [name for name, _, _ in self.faults]]
+        if self._weights is not None:
+            facts.append(self._weights.digest)
+        return hashlib.sha256(json.dumps(facts).encode("ascii")).hexdigest()
 
 
 class ExactEpoch:
-    """One epoch of one rank: ``Permutation(n, derive_key(seed, "epoch", epoch))`` of the n positions.
+    """One epoch of one rank: ``Permutation(n, derive_key(seed, "epoch", epoch))`` of its n positions.
 
     This is the order of ``shuffle_indices(range(n), seed, epoch)``. Without shuffling it is the stored order.
 
     Args:
         source: The rows of the split.
-        subset: Selected rows; None: all rows.
+        subset: Rows of the epoch, of which some may be repeated; None: all rows.
         members: Names of the fields to read.
         options: Options of the loader.
         epoch: The epoch.
+
+    Attributes:
+        subset: The rows.
     """
 
     def __init__(
@@ -115,8 +177,8 @@ class ExactEpoch:
         options: LoaderOptions,
         epoch: int,
     ) -> None:
+        self.subset = subset
         self._source = source
-        self._subset = subset
         self._members = members
         self._threads = options.threads
         self._schedule = EpochSchedule(source.positions if subset is None else len(subset), options)
@@ -176,8 +238,8 @@ class ExactEpoch:
 
     def _gather(self, indices: npt.NDArray[np.int64]) -> GatheredRows:
         rows = indices if self._order is None else self._order[indices]
-        if self._subset is not None:
-            rows = self._subset.rows(rows)
+        if self.subset is not None:
+            rows = self.subset.rows(rows)
         return self._source.gather(rows, self._members)
 
 

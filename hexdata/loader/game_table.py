@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.errors import ConfigError
 from hexdata.fill import (
     POSITION_PLY,
     FillArray,
@@ -201,7 +202,16 @@ class GameTable:
 
         Args:
             members: Names of the members; neither ``fill`` nor ``policy``.
+
+        Raises:
+            ConfigError: The table has no tiers.
         """
+        if "value_sample_tier" in members and "tier" not in self.arrays:
+            raise ConfigError(
+                "the loader did not read the value sample tiers",
+                found="a condition on value_sample_tier after the loader was made",
+                hint="Make the loader with where='true', which reads them.",
+            )
         labels = [name for name in members if name != "move"]
         games, first = len(self._fill), 0
         while first < games:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
+from types import EllipsisType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +28,13 @@ from hexdata.batch import (
 )
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.loader.checkpoint import EpochDigest, LoaderPosition, check_state, make_state
+from hexdata.loader.checkpoint import (
+    EpochDigest,
+    LoaderPosition,
+    check_state,
+    make_state,
+    where_of_state,
+)
 from hexdata.loader.exact import ExactEpoch, SelectedRows
 from hexdata.loader.game_reader import table_digest
 from hexdata.loader.game_table import GameTable
@@ -41,6 +51,8 @@ from hexdata.loader.options import LoaderOptions, Mode, Remainder
 from hexdata.loader.row_filter import RowSubset
 from hexdata.loader.schedule import Epoch, PackedStep
 from hexdata.loader.stream import StreamEpoch
+from hexdata.loader.transform import TransformFunction, make_transform
+from hexdata.loader.weights import RealisedWeights, Weights, weights_text
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import Block
 from hexdata.shards.locate import add_cache, check_split, load_manifest, require_mappable
@@ -103,12 +115,17 @@ class Loader:
         check: "sizes" compares the sizes of files with the manifest; "digests" also hashes every file and, in
             games mode, compares every board with its game (default "sizes").
         where: SQL condition on the labels that selects positions, such as ``"value_sample_tier < 2"``. Null
-            counts as false. Not in stream mode (default None: all positions).
+            counts as false. ``set_epoch`` can change it. Not in stream mode (default None: all positions).
         newest: Number of games with the highest ids whose positions are selected. Not in stream mode (default
             None: all games).
         shards: Shards of the split to read, counted from 0 in the order of the manifest: text with the first
             and the last one, such as ``"0-49"``, or a pair (start, stop), such as ``(0, 50)``. Not in games
             mode (default None: all shards).
+        weights: Weight of each position, from 0 to 65,535. Each epoch delivers a position of weight w
+            floor(w) or ceil(w) times, w times on average, and 0 leaves it out. An SQL expression over the
+            labels, such as ``"CASE WHEN value_sample_tier = 0 THEN 2 ELSE 0.5 END"``; or numbers (positions
+            of the split,) in stored order; or a pair of position ids and weights, both (M,), in any order,
+            which contains every position of the split. Not in stream mode (default None: each position once).
         streams: (P, Q) of stream mode: each global batch has P parts, and consecutive steps cycle through Q
             streams per part, so an epoch is read as P · Q streams. The number of ranks must divide P, and the
             number of workers Q (default (4, 4)).
@@ -123,6 +140,9 @@ class Loader:
         threads: Number of threads that prepare batches ahead of the caller. 1: batches are prepared in the
             thread that asks for them. More threads let batches be prepared while the caller computes, but
             hardly raise the rate otherwise. The batches are the same (default 1).
+        transform: Function that is called with each batch, a dict of arrays, and returns the batch to
+            deliver, a mapping of names to arrays. It is called where the batch is made: in the threads, or in
+            the DataLoader workers of ``hexdata.torch`` (default None).
         progress: Receives progress while shards are downloaded, checked and read ahead, or games are read
             (default: no reports).
         fields: Names of the arrays in a batch, from ``hexdata.batch.FIELDS``, or of those that only stores
@@ -140,6 +160,7 @@ class Loader:
         board_size: Board size n.
         manifest: The manifest of the shards, with those that ``shards`` selects; None in games mode.
         games: The table of the games and other positions of the split in games mode; otherwise None.
+        transform: The function that is applied to each batch; None for none.
 
     Raises:
         ConfigError: An option is invalid, options contradict each other, or the split does not exist.
@@ -165,6 +186,7 @@ class Loader:
         where: str | None = None,
         newest: int | None = None,
         shards: str | tuple[int, int] | None = None,
+        weights: Weights | None = None,
         streams: tuple[int, int] = (4, 4),
         window: int = 262_144,
         fields: Sequence[str] = DEFAULT_FIELDS,
@@ -177,6 +199,7 @@ class Loader:
         cache_size: int | str = CACHE_SIZE,
         prefetch: int | None = None,
         threads: int = 1,
+        transform: TransformFunction | None = None,
         progress: Progress = SILENT,
     ) -> None:
         data = find_data(store, mode)
@@ -194,6 +217,7 @@ class Loader:
             where=where,
             newest=newest,
             shards=as_tuple(shards),
+            weights=weights_text(weights),
             streams=as_tuple(streams),
             window=window,
             batch=BatchOptions(
@@ -207,6 +231,7 @@ class Loader:
             copies=CacheOptions(cache, cache_size, prefetch),
             threads=threads,
         )
+        self.transform = make_transform(transform)
         self._skipped: dict[str, set[range]] = {}
         self._skipped_epoch = 0
         self.manifest: ShardManifest | None = None
@@ -214,9 +239,10 @@ class Loader:
         self._selected: SelectedRows | None = None
         self._source: ShardSource | None = None
         if isinstance(data, Store):
-            self._open_games(data, progress)
+            self._open_games(data, weights, progress)
         else:
-            self._open_shards(data, str(store), progress)
+            self._open_shards(data, str(store), weights, progress)
+        self._first_where = where
         self._opened: tuple[int, Epoch] | None = None
         self._last_digest: str | None = None
         self._move_to(LoaderPosition())
@@ -259,9 +285,12 @@ class Loader:
 
     @property
     def positions(self) -> int:
-        """Number of positions in an epoch over all ranks, before an incomplete batch is dropped."""
+        """Number of positions in the epoch over all ranks, before an incomplete batch is dropped.
+
+        With ``weights``, repetitions count, and the number may differ by one between epochs.
+        """
         if self._selected:
-            return self._selected.positions
+            return self._selected.size(self._epoch)
         assert self.manifest is not None
         return self.manifest.positions(self.options.split)
 
@@ -273,6 +302,21 @@ class Loader:
         return self._selected.subset if self._selected else None
 
     @property
+    def realised(self) -> RealisedWeights | None:
+        """What ``weights`` amount to in the current epoch, over all ranks; None without weights."""
+        weighted = self._selected.weighted if self._selected else None
+        return weighted.realised(self._epoch) if weighted else None
+
+    def epoch_rows(self, epoch: int) -> RowSubset | None:
+        """Return the rows of the split that an epoch delivers, in stored order, or None for all.
+
+        With ``weights``, rows are repeated or absent. Otherwise these are the rows of ``subset``. Not in
+        stream mode, where it is None.
+        """
+        opened = self._open(epoch)
+        return opened.subset if isinstance(opened, ExactEpoch) else None
+
+    @property
     def skipped(self) -> dict[str, int]:
         """Number of positions left out with ``on_error="skip"``, by shard name.
 
@@ -282,8 +326,18 @@ class Loader:
         return {shard: sum(map(len, rows)) for shard, rows in self._skipped.items() if rows}
 
     def __len__(self) -> int:
+        """Return the number of batches of the epoch, which is the same for every rank.
+
+        With ``weights``, it may differ by one between epochs.
+        """
+        return self.steps(self._epoch)
+
+    def steps(self, epoch: int) -> int:
         """Return the number of batches of an epoch, which is the same for every rank."""
-        return self._open(self._epoch).steps
+        is_open = self._opened is not None and self._opened[0] == epoch
+        if self._selected and not is_open:
+            return self._selected.steps(epoch)
+        return self._open(epoch).steps
 
     # --- position -------------------------------------------------------------------------------------
 
@@ -300,21 +354,27 @@ class Loader:
         """Index of the next batch of the epoch."""
         return self._batch
 
-    def set_epoch(self, epoch: int, batch: int = 0) -> None:
+    def set_epoch(self, epoch: int, batch: int = 0, *, where: str | EllipsisType | None = ...) -> None:
         """Start the next iteration at a batch of ``epoch``.
 
         Args:
             epoch: Epoch, counted from 0.
             batch: Index of the first batch (default 0). Otherwise the epoch has no digest.
+            where: Condition that selects the positions of this epoch and of all epochs that follow, until it
+                is changed again; None selects all positions. Not in stream mode (default ``...``: the
+                condition does not change).
 
         Raises:
-            ConfigError: ``epoch`` is negative, or ``batch`` is not within the epoch.
+            ConfigError: ``epoch`` is negative, ``batch`` is not within the epoch, or ``where`` is invalid or
+                selects no position. The loader has not changed.
         """
         epoch, batch = check_count("epoch", epoch, 0), check_count("batch", batch, 0)
-        if batch > len(self):
+        changed = self if where is ... else self._with_where(where)
+        if batch > changed.steps(epoch):
             raise ConfigError(
-                "batch is beyond the end of the epoch", found=batch, expected=f"0 to {len(self)}"
+                "batch is beyond the end of the epoch", found=batch, expected=f"0 to {changed.steps(epoch)}"
             )
+        self._select_as(changed)
         self._move_to(LoaderPosition(epoch, batch, None if batch else 0))
 
     @property
@@ -330,10 +390,13 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last delivered batch, and the options, as a dict for JSON."""
         digest = self._digest.value if self._digest else None
-        return make_state(self.options, *self._identity(), LoaderPosition(self._epoch, self._batch, digest))
+        position = LoaderPosition(self._epoch, self._batch, digest)
+        return make_state(self.options, *self._identity(), position, self._first_where)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at a state. Its rank and world size may differ if the global batch is the same.
+
+        If the condition ``where`` was changed by ``set_epoch``, it is changed in the same way.
 
         A state saved after the last batch of an epoch resumes at the next epoch. In games mode, a state saved
         between two epochs, whose ``batch`` is 0, remains valid when games are added to the store.
@@ -342,8 +405,32 @@ class Loader:
             StoreError: The state belongs to other positions or another version of the order.
             ConfigError: The state belongs to a loader with other options, or it is not a state.
         """
-        self._move_to(check_state(state, self.options, *self._identity(), len(self)))
+        changed = self._with_where(where_of_state(state, self.options.where, self._first_where))
+        position = check_state(state, changed.options, *changed._identity(), changed.steps)
+        self._select_as(changed)
+        self._move_to(position)
         self._end_complete_epoch()
+
+    def _with_where(self, where: str | None) -> Loader:
+        """Return this loader, or a copy that selects by another condition.
+
+        Raises:
+            ConfigError: The condition is invalid, selects too few positions, or this is stream mode.
+        """
+        if where == self.options.where:
+            return self
+        changed = copy.copy(self)
+        changed.options = replace(self.options, where=where)
+        changed._opened = None
+        if self._selected:
+            changed._selected = self._selected.select(changed.options)
+        changed._check_epoch()
+        return changed
+
+    def _select_as(self, changed: Loader) -> None:
+        """Take over the selection of a copy from :meth:`_with_where`."""
+        if changed is not self:
+            self.options, self._selected, self._opened = changed.options, changed._selected, None
 
     def _identity(self) -> tuple[str, str | None]:
         """Return the digest of the shards or games, and that of the selected rows (None: all rows)."""
@@ -367,10 +454,11 @@ class Loader:
             ConfigError: The position of the loader was changed during the iteration.
         """
         with self.iteration() as epoch:
+            options = self.options
             for step, ids, batch in self.deliveries():
                 self.record(step, ids)
                 yield batch
-                if (self._epoch, self._batch) != (epoch, step + 1):
+                if (self._epoch, self._batch) != (epoch, step + 1) or self.options is not options:
                     raise ConfigError(
                         "the position of the loader was changed while iterating",
                         found=f"batch {self._batch} of epoch {self._epoch}",
@@ -494,11 +582,35 @@ class Loader:
         opened = self._open(check_count("epoch", epoch, 0))
         if not isinstance(opened, ExactEpoch):
             raise _not_in_stream_mode()
+        assert self._selected is not None
+        size = self._selected.size(epoch)
         for start, stop in ranges:
-            if not 0 <= start <= stop <= self.positions:
-                found, expected = f"[{start}, {stop})", f"within [0, {self.positions})"
+            if not 0 <= start <= stop <= size:
+                found, expected = f"[{start}, {stop})", f"within [0, {size})"
                 raise ConfigError("a range is outside the epoch", found=found, expected=expected)
         return (self._make_batch(block, epoch) for block in opened.take(ranges))
+
+    def take_stream(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Batch]:
+        """Yield batches for ranges [start, stop) of indices in the concatenation of all epochs.
+
+        As :meth:`take`, but a range that contains the end of an epoch gives one batch for each epoch.
+
+        Args:
+            ranges: Ascending ranges of indices, counted from the beginning of epoch 0.
+
+        Raises:
+            ConfigError: The loader is in stream mode.
+        """
+        if self._selected is None:
+            raise _not_in_stream_mode()
+        parts = [part for start, stop in ranges for part in self._selected.split_range(start, stop)]
+        for epoch, group in itertools.groupby(parts, key=operator.itemgetter(0)):
+            yield from self.take([(first, last) for _, first, last in group], epoch)
+
+    @property
+    def mean_positions(self) -> Fraction:
+        """Mean of ``positions`` over all epochs: with ``weights``, the sum of the weights."""
+        return self._selected.mean_size if self._selected else Fraction(self.positions)
 
     def chunk_sizes(self) -> Iterator[int]:
         """Yield, endlessly, how many positions to :meth:`take` at once: few at first, later more.
@@ -519,6 +631,8 @@ class Loader:
         ids, batch = block["position_id"], self._make_batch(block, epoch)
         if self.options.remainder == "pad":
             batch["padding"] = np.zeros(len(ids), np.bool_) if padding is None else padding
+        if self.transform:
+            batch = self.transform(batch, step, epoch)
         return Delivery(step, ids if padding is None else ids[~padding], batch)
 
     def _make_batch(self, block: Block, epoch: int) -> Batch:
@@ -540,10 +654,12 @@ class Loader:
             ConfigError: Options contradict each other, or ``remainder="drop"`` leaves no batch.
             StoreError: A shard in a folder is missing or has another size.
         """
-        if self.positions and not len(self):
+        len(self)  # stream mode opens the epoch
+        smallest = self._selected.smallest_size if self._selected else self.positions
+        if smallest and self.options.remainder == "drop" and smallest < self.options.global_batch:
             raise ConfigError(
                 "remainder='drop' leaves no batch",
-                found=f"{self.positions:,} positions",
+                found=f"{smallest:,} positions",
                 expected=f"at least {self.options.global_batch:,}, a full batch on every rank",
                 hint="Lower batch_size, or use remainder='short' or 'pad'.",
             )
@@ -558,7 +674,9 @@ class Loader:
 
     # --- opening --------------------------------------------------------------------------------------
 
-    def _open_shards(self, source: ShardSource, location: str, progress: Progress) -> None:
+    def _open_shards(
+        self, source: ShardSource, location: str, weights: Weights | None, progress: Progress
+    ) -> None:
         options = self.options
         self.manifest = load_manifest(source)
         self.board_size = self.manifest.board_size
@@ -571,14 +689,14 @@ class Loader:
         if options.mode == "exact":
             mappable = require_mappable(self._source)
             self._selected = open_shard_rows(
-                mappable, self.manifest, self._members, options, progress, read_ahead=True
+                mappable, self.manifest, self._members, options, progress, read_ahead=True, weights=weights
             )
             for name, positions, fault in self._selected.faults:
                 self._skip(name, range(positions), fault)
 
-    def _open_games(self, store: Store, progress: Progress) -> None:
+    def _open_games(self, store: Store, weights: Weights | None, progress: Progress) -> None:
         self._data_digest = table_digest(store)
-        self._selected, self.games = open_game_rows(store, self.options, progress)
+        self._selected, self.games = open_game_rows(store, self.options, progress, weights)
         self.board_size = self.games.board_size
 
     def _skip(self, shard: str, rows: range, fault: HexdataError) -> None:

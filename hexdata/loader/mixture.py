@@ -5,13 +5,14 @@ The counts of each source are exact and in closed form, so any step can be compu
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import json
 import math
-import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -21,8 +22,9 @@ import numpy.typing as npt
 from hexdata.batch import Batch
 from hexdata.checks import as_tuple, check_count, check_same_options, check_versions
 from hexdata.errors import ConfigError
-from hexdata.loader.loader import Loader
+from hexdata.loader.loader import Delivery, Loader
 from hexdata.loader.options import RankedOptions
+from hexdata.loader.transform import TransformFunction, make_transform
 from hexdata.order import ORDER_VERSION, Permutation, derive_key
 from hexdata.strict_json import AtMost, Count, Matching, check_value
 
@@ -37,6 +39,8 @@ _UNUSED_STATE_KEYS: Final = {
     "world_size",
     "global_batch",
     "remainder",
+    "where_changed",
+    "first_where",
 }
 """Keys of a loader's state that do not affect the order of its positions in a mixture."""
 _MAX_SOURCES: Final = 256
@@ -166,7 +170,7 @@ class Mixture:
     determined by the seed and the step; ranks take consecutive parts of the step.
 
     An epoch of the mixture is a fixed number of steps, ``len(mixture)``: the fewest that deliver the source
-    ``pace`` once. All batches have the same size.
+    ``pace`` once or, if it has weights, as many positions as they add up to. All batches have the same size.
 
     Each iteration delivers the rest of the current epoch and then advances ``epoch``. If the epoch has no
     batches left, it delivers the next epoch. A batch has the fields of the loaders and ``source``, uint8
@@ -189,6 +193,8 @@ class Mixture:
         world_size: Number of ranks (default 1).
         pace: Index of the loader that determines the length of an epoch (default None: the loader with the
             most positions).
+        transform: Function that is called with each batch and returns the batch to deliver; see ``Loader``
+            (default None). The loaders themselves must not have one.
 
     Raises:
         ConfigError: An option is invalid, the loaders cannot be combined, a loader has no positions, or the
@@ -205,6 +211,7 @@ class Mixture:
         rank: int = 0,
         world_size: int = 1,
         pace: int | None = None,
+        transform: TransformFunction | None = None,
     ) -> None:
         for name, value in (("loaders", loaders), ("weights", weights)):
             if isinstance(as_tuple(value), tuple):
@@ -223,16 +230,46 @@ class Mixture:
                 found=len(weights),
                 expected=len(loaders),
             )
+        self.transform = make_transform(transform)
         self._loaders = list(loaders)
-        self._sizes = [loader.positions for loader in loaders]
+        self._sizes = [loader.mean_positions for loader in loaders]
         if pace is None and loaders:
             pace = self._sizes.index(max(self._sizes))
         self.options = MixtureOptions(tuple(weights), batch_size, seed, rank, world_size, pace or 0)
         _check_loaders(self._loaders)
+        # Copies, whose conditions do not change while the mixture exists.
+        self._loaders = [each.for_rank(each.options.rank, each.options.world_size) for each in loaders]
         self._counts = SourceCounts(self.options)
+        self._set_steps()
+        self._epoch = self._batch = 0
+
+    def _set_steps(self) -> None:
         paced = self.options.shares()[self.options.pace] * self.options.global_batch
         self._steps = math.ceil(self._sizes[self.options.pace] / paced)
-        self._epoch = self._batch = 0
+
+    def for_rank(self, rank: int, world_size: int) -> Mixture:
+        """Return a mixture for another rank, at the same position. The loaders are shared.
+
+        Args:
+            rank: Rank of the new mixture.
+            world_size: Number of ranks.
+
+        Raises:
+            ConfigError: The rank is invalid, or this mixture is within an epoch and ``world_size`` differs.
+        """
+        epoch, batch = self._next_batch()
+        if batch and world_size != self.options.world_size:
+            raise ConfigError(
+                "the world size of a mixture cannot change within an epoch",
+                found=f"world size {world_size} at batch {batch} of epoch {epoch}",
+                expected=f"world size {self.options.world_size}",
+                hint="Make the mixture with the new world size, then load the state.",
+            )
+        other = copy.copy(self)
+        other.options = replace(self.options, rank=rank, world_size=world_size)
+        other._set_steps()
+        other._epoch, other._batch = epoch, batch
+        return other
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, which is the same for every rank."""
@@ -243,20 +280,34 @@ class Mixture:
         """The current epoch, counted from 0."""
         return self._epoch
 
-    def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the first batch of ``epoch``.
+    @property
+    def batch(self) -> int:
+        """Index of the next batch of the epoch."""
+        return self._batch
+
+    def set_epoch(self, epoch: int, batch: int = 0) -> None:
+        """Start the next iteration at a batch of ``epoch``.
+
+        Args:
+            epoch: Epoch, counted from 0.
+            batch: Index of the first batch (default 0).
 
         Raises:
-            ConfigError: ``epoch`` is negative or not an integer.
+            ConfigError: ``epoch`` is negative, or ``batch`` is not within the epoch.
         """
-        self._epoch, self._batch = check_count("epoch", epoch, 0), 0
+        epoch, batch = check_count("epoch", epoch, 0), check_count("batch", batch, 0)
+        if batch > self._steps:
+            raise ConfigError(
+                "batch is beyond the end of the epoch", found=batch, expected=f"0 to {self._steps}"
+            )
+        self._epoch, self._batch = epoch, batch
 
     @property
     def realised(self) -> list[SourceShare]:
         """What each source contributed to all steps before the next one, over all ranks."""
         total = (self._epoch * self._steps + self._batch) * self.options.global_batch
         return [
-            SourceShare(float(share), count / max(total, 1), count, count / size)
+            SourceShare(float(share), count / max(total, 1), count, float(count / size))
             for share, count, size in zip(
                 self.options.shares(), self._counts.after(total), self._sizes, strict=True
             )
@@ -269,22 +320,54 @@ class Mixture:
             StoreError, FormatError: A shard differs from its manifest. The step counts as not delivered.
             ConfigError: ``epoch`` was changed during the iteration.
         """
-        epoch, first = self._epoch, self._batch = self._next_batch()
-        try:
-            for batch in self._batches(self._steps_of(epoch, range(first, self._steps))):
-                self._batch = first = first + 1
+        with self.iteration() as epoch:
+            for step, ids, batch in self.deliveries():
+                self.record(step, ids)
                 yield batch
-                if (self._epoch, self._batch) != (epoch, first):
+                if (self._epoch, self._batch) != (epoch, step + 1):
                     raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
+
+    @contextmanager
+    def iteration(self) -> Iterator[int]:
+        """Return a context manager that gives the epoch of an iteration and ends complete epochs.
+
+        If the current epoch is complete when the context is entered, that epoch is ended first.
+        """
+        self._epoch, self._batch = self._next_batch()
+        epoch = self._epoch
+        try:
+            yield epoch
         finally:
             if (self._epoch, self._batch) == (epoch, self._steps):
                 self.set_epoch(epoch + 1)
 
+    def record(self, step: int, position_ids: npt.NDArray[np.int64]) -> None:  # noqa: ARG002 - as for Loader
+        """Count the next batch as delivered.
+
+        Args:
+            step: Step of the batch, which must be the next one.
+            position_ids: Not used: a mixture has no epoch digest.
+
+        Raises:
+            ConfigError: ``step`` is not the next step.
+        """
+        epoch, batch = self._next_batch()
+        if step != batch:
+            raise ConfigError(
+                "steps must be recorded in order", found=f"step {step}", expected=f"step {batch}"
+            )
+        self._epoch, self._batch = epoch, batch + 1
+
     def batches(self, worker: int = 0, workers: int = 1) -> Iterator[Batch]:
-        """Yield the batches of one worker for the rest of the epoch.
+        """Yield the batches of one worker for the rest of the epoch; see :meth:`deliveries`."""
+        return (delivery.batch for delivery in self.deliveries(worker, workers))
+
+    def deliveries(self, worker: int = 0, workers: int = 1) -> Iterator[Delivery]:
+        """Yield this rank's batches of every ``workers``-th step for the rest of the epoch.
 
         Worker w delivers the steps t with t mod ``workers`` = w. If no batches are left, yield those of the
-        next epoch. The position of the mixture does not change.
+        next epoch. The position of the mixture does not change: the caller passes each delivery, which has no
+        position ids, to :meth:`record`, in order of the steps.
 
         Args:
             worker: Index of the worker (default 0).
@@ -297,7 +380,9 @@ class Mixture:
             raise ConfigError("worker must be below workers", found=worker, expected=f"0 to {workers - 1}")
         epoch, first = self._next_batch()
         steps = range(first + (worker - first) % workers, self._steps, workers)
-        yield from self._batches(self._steps_of(epoch, steps))
+        no_ids = np.empty(0, np.int64)
+        for step, batch in zip(steps, self._batches(self._steps_of(epoch, steps)), strict=True):
+            yield Delivery(step, no_ids, batch)
 
     def _next_batch(self) -> tuple[int, int]:
         """Return the epoch and the index of the next batch."""
@@ -315,7 +400,11 @@ class Mixture:
             chunk = list(itertools.islice(left, math.ceil(min(sizes) / self.options.batch_size)))
             if not chunk:
                 return
-            yield from self._read([self._step_sources(step) for step in chunk])
+            for step, batch in zip(
+                chunk, self._read([self._step_sources(step) for step in chunk]), strict=True
+            ):
+                epoch, number = divmod(step, self._steps)
+                yield self.transform(batch, number, epoch) if self.transform else batch
 
     def _step_sources(self, step: int) -> _StepSources:
         """Return the positions of this rank at a step, counted from the beginning of epoch 0."""
@@ -337,7 +426,7 @@ class Mixture:
     def _read(self, steps: Sequence[_StepSources]) -> Iterator[Batch]:
         """Read the positions of several steps and yield the batch of each step."""
         parts = [
-            _read_ranges(loader, [step.ranges[number] for step in steps])
+            loader.take_stream([step.ranges[number] for step in steps])
             for number, loader in enumerate(self._loaders)
         ]
         for step in steps:
@@ -410,6 +499,12 @@ def _check_loaders(loaders: Sequence[Loader]) -> None:
             )
         if not loader.positions:
             raise ConfigError("the loader has no positions", record=record)
+        if loader.transform:
+            raise ConfigError(
+                "a loader of a mixture cannot have a transform",
+                record=record,
+                hint="Give the transform to the mixture, which applies it to whole batches.",
+            )
         if loader.options.batch != first.options.batch:
             raise ConfigError(
                 "the batch options of the loaders differ",
@@ -430,21 +525,8 @@ def _check_loaders(loaders: Sequence[Loader]) -> None:
 def _source_id(loader: Loader) -> str:
     """Return 16 hexadecimal digits that identify the positions of a source, their order and their fields."""
     state = {name: value for name, value in loader.state_dict().items() if name not in _UNUSED_STATE_KEYS}
-    facts = [state, loader.positions, asdict(loader.options.batch)]
+    facts = [state, int(loader.mean_positions), asdict(loader.options.batch)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode("ascii")).hexdigest()[:16]
-
-
-def _read_ranges(loader: Loader, ranges: Sequence[tuple[int, int]]) -> Iterator[Batch]:
-    """Yield ranges of the concatenation of a loader's epochs; a range over several epochs is split."""
-    size = loader.positions
-    parts = [
-        (epoch, max(start - epoch * size, 0), min(stop - epoch * size, size))
-        for start, stop in ranges
-        if start < stop
-        for epoch in range(start // size, (stop - 1) // size + 1)
-    ]
-    for epoch, group in itertools.groupby(parts, key=operator.itemgetter(0)):
-        yield from loader.take([(first, last) for _, first, last in group], epoch)
 
 
 def _put_rows(batch: Batch, rows: npt.NDArray[np.int64], part: Batch, size: int) -> None:

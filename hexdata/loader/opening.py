@@ -12,6 +12,8 @@ from hexdata.loader.exact import SelectedRows
 from hexdata.loader.game_reader import read_game_table
 from hexdata.loader.game_table import GameTable
 from hexdata.loader.options import LoaderOptions, Mode, shard_range
+from hexdata.loader.row_source import RowSource
+from hexdata.loader.weights import RowWeights, Weights, read_weights
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 from hexdata.shards.files import MappableSource
@@ -105,7 +107,7 @@ def with_shards(manifest: ShardManifest, options: LoaderOptions, location: str) 
 
 
 def open_game_rows(
-    store: Store, options: LoaderOptions, progress: Progress = SILENT
+    store: Store, options: LoaderOptions, progress: Progress = SILENT, weights: Weights | None = None
 ) -> tuple[SelectedRows, GameTable]:
     """Read the games of a split.
 
@@ -113,6 +115,7 @@ def open_game_rows(
         store: The store.
         options: Options of the loader.
         progress: Receives progress while files are checked and games are read (default: no reports).
+        weights: Weights of the positions (default: none).
 
     Returns:
         The selected rows, and the table that contains all rows.
@@ -139,16 +142,17 @@ def open_game_rows(
     targets = store.manifest.targets
     fields = {*block_fields(1, with_policy=False, targets=targets), "fill", *POLICY_FIELDS} - {"board"}
     members = all_members(options, fields, str(store.path))
+    tiers = options.where is not None or options.weights is not None or "value_sample_tier" in members
     table = read_game_table(
         store,
         options.split,
-        tiers=options.where is not None or "value_sample_tier" in members,
+        tiers=tiers,
         targets={name: _TARGET_DTYPES.get(name, "<f4") for name in targets if name in members},
         policies="policy" in members,
         check=options.check,
         progress=progress,
     )
-    return SelectedRows(table, members, options), table
+    return SelectedRows(table, members, options, weights=_read_weights(table, weights)), table
 
 
 def open_shard_rows(
@@ -159,6 +163,7 @@ def open_shard_rows(
     progress: Progress = SILENT,
     *,
     read_ahead: bool = False,
+    weights: Weights | None = None,
 ) -> SelectedRows:
     """Map the shards of a split.
 
@@ -171,6 +176,7 @@ def open_shard_rows(
             reports).
         read_ahead: Whether to read the shards into the page cache if they fit into the memory. An epoch then
             waits until all are read. Default False.
+        weights: Weights of the positions (default: none).
 
     Raises:
         StoreError: A shard is missing or has another size, or every shard was skipped.
@@ -195,7 +201,11 @@ def open_shard_rows(
     if read_ahead:
         _warn_if_too_large(shards.read_ahead(members, progress), options.split)
     faults = [(entry.name, entry.positions, fault) for entry, fault in shards.faults]
-    return SelectedRows(shards, members, options, faults)
+    return SelectedRows(shards, members, options, faults, _read_weights(shards, weights))
+
+
+def _read_weights(source: RowSource, weights: Weights | None) -> RowWeights | None:
+    return None if weights is None else read_weights(source, weights)
 
 
 def _warn_if_too_large(ahead: ReadAhead, split: str) -> None:

@@ -62,8 +62,9 @@ class RankedOptions:
 class LoaderOptions(RankedOptions):
     """The options of ``Loader``, which describes them.
 
-    ``shards`` is a pair (start, stop), or None; text such as "0-49" is converted to a pair. ``batch``
-    determines the contents of batches and ``copies`` the shard cache. ``streams`` and ``window``
+    ``shards`` is a pair (start, stop), or None; text such as "0-49" is converted to a pair. ``weights`` is
+    the SQL expression, or "array" if arrays were given. ``batch`` determines the contents of batches and
+    ``copies`` the shard cache. ``streams`` and ``window``
     apply to stream mode only. Integers of other types, such as NumPy's, are converted to Python ints.
 
     Raises:
@@ -83,6 +84,7 @@ class LoaderOptions(RankedOptions):
     where: str | None = None
     newest: int | None = None
     shards: str | tuple[int, int] | None = None
+    weights: str | None = None
     streams: tuple[int, int] = (4, 4)
     window: int = 262_144
     batch: BatchOptions = field(default_factory=BatchOptions)
@@ -100,6 +102,16 @@ class LoaderOptions(RankedOptions):
             check_choice(name, getattr(self, name), get_args(known))
         if self.where is not None and not (isinstance(self.where, str) and self.where.strip()):
             raise ConfigError("where cannot be used", found=repr(self.where), expected="an SQL predicate")
+        if self.weights is not None and not self.weights.strip():
+            raise ConfigError(
+                "weights cannot be used", found=repr(self.weights), expected="an SQL expression"
+            )
+        if self.weights is not None and self.mode == "stream":
+            raise ConfigError(
+                "stream mode cannot apply weights",
+                found=f"weights={self.weights!r}",
+                hint="Use mode='games' over a store, or mode='exact' on a local copy of the shards.",
+            )
         if self.newest is not None:
             self._set("newest", check_count("newest", self.newest, 1))
         if self.shards is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from hexdata.selection.expression import Expression, check_condition, check_expr
 from hexdata.shards.blocks import SENTINELS, Block
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
-__all__ = ["LOW_BITS", "RowSubset", "select_rows"]
+__all__ = ["LOW_BITS", "RowSubset", "evaluate_labels", "select_rows"]
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -32,13 +32,16 @@ _LABELS: Final = {
     **dict.fromkeys((*SENTINELS, "player_to_move", "position_id"), "BIGINT"),
     "value": "FLOAT",
 }
-"""SQL type of each column of ``where``. Signed, so that ``position_in_game - total_positions`` is valid."""
+"""SQL type of each column of ``where`` and ``weights``. Signed, so that ``position_in_game -
+total_positions`` is valid."""
+_NUMBERS: Final = ("BIGINT", "DECIMAL", "DOUBLE", "FLOAT", "HUGEINT", "INTEGER", "SMALLINT", "TINYINT", "U")
+"""Beginnings of the names of DuckDB's types of numbers."""
 _MEMORY: Final = 256 << 20
 """Memory limit of the query in bytes."""
 
 
 class RowSubset:
-    """Ascending rows of a split, stored in two bytes each.
+    """Ascending rows of a split, stored in two bytes each. A row may occur several times.
 
     It stores the low 16 bits of each row, and the number of rows below each multiple of 2^16.
 
@@ -154,6 +157,35 @@ def _matches(source: RowSource, where: str) -> Iterator[BoolArray]:
             yield mask
 
 
+def evaluate_labels(source: RowSource, option: str, text: str) -> Iterator[npt.NDArray[np.float64]]:
+    """Yield, for some rows at a time, the value of an SQL expression over the labels; NaN for null.
+
+    Args:
+        source: The rows of the split.
+        option: Name of the option that the expression was given for.
+        text: The expression. Only the labels in it are read.
+
+    Raises:
+        ConfigError: It is not a number that depends only on the labels of a position, or it fails for one.
+    """
+    with duckdb_session(memory=_MEMORY, threads=1) as con:
+        expression = check_expression(con, option, text, _LABELS)
+        if not expression.type.startswith(_NUMBERS):
+            raise ConfigError(
+                f"{option} is not a number",
+                found=f"{expression.type} from {text}",
+                expected="an expression such as CASE WHEN value_sample_tier = 0 THEN 2 ELSE 0.5 END",
+            )
+        labels = sorted(expression.columns) or ["position_id"]
+        for block in source.scan(labels):
+            values = np.full(len(block[labels[0]]), np.nan)
+            select = f"SELECT _row, {expression.sql}::DOUBLE AS value"
+            with explain_failures(expression):
+                found = _query(con, {name: block[name] for name in labels}, select)
+            values[found["_row"]] = np.ma.filled(found["value"], np.nan)
+            yield values
+
+
 def _read_predicate(con: DuckDBPyConnection, where: str) -> Expression:
     """Parse ``where`` and check that it depends only on the labels of a position.
 
@@ -166,12 +198,20 @@ def _read_predicate(con: DuckDBPyConnection, where: str) -> Expression:
 def _evaluate(con: DuckDBPyConnection, labels: Block, predicate: Expression) -> BoolArray:
     """Return which positions satisfy the condition. Null counts as false."""
     mask = np.zeros(len(next(iter(labels.values()))), np.bool_)
-    arrays = {name: pa.array(array) for name, array in labels.items()}
-    con.register("labels", pa.table({"_row": pa.array(np.arange(len(mask))), **arrays}))
-    columns = ", ".join(_column_sql(name) for name in labels)
-    query = f"SELECT _row FROM (SELECT _row, {columns} FROM labels) WHERE {predicate.sql}"
-    mask[con.execute(query).fetchnumpy()["_row"]] = True
+    mask[_query(con, labels, "SELECT _row", f"WHERE {predicate.sql}")["_row"]] = True
     return mask
+
+
+def _query(con: DuckDBPyConnection, labels: Block, select: str, where: str = "") -> dict[str, Any]:
+    """Return the columns of a query over labels and ``_row``, the index of each position."""
+    rows = len(next(iter(labels.values())))
+    arrays = {name: pa.array(array) for name, array in labels.items()}
+    con.register("labels", pa.table({"_row": pa.array(np.arange(rows)), **arrays}))
+    columns = ", ".join(_column_sql(name) for name in labels)
+    found: dict[str, Any] = con.execute(
+        f"{select} FROM (SELECT _row, {columns} FROM labels) {where}"
+    ).fetchnumpy()
+    return found
 
 
 def _column_sql(name: str) -> str:

@@ -50,6 +50,8 @@ class LoadOptions:
     """First and last shard of the split to read, such as "0-49". None: all shards."""
     mode: Mode | None = None
     """Mode of the loader: "games", "exact" or "stream". None: as for ``Loader``."""
+    weights: str | None = None
+    """SQL expression of the weight of each position. None: each position once."""
     check: Check = "sizes"
     """What to check before the first epoch: "sizes" of files, or also their "digests"."""
     cache: str | bool = True
@@ -66,7 +68,12 @@ class LoadOptions:
             raise ConfigError("epochs must be at least 1", found=self.epochs)
         mode: Mode = "exact" if self.mode is None else self.mode
         LoaderOptions(
-            batch_size=self.batch_size, seed=self.seed, mode=mode, check=self.check, shards=self.shards
+            batch_size=self.batch_size,
+            seed=self.seed,
+            mode=mode,
+            check=self.check,
+            shards=self.shards,
+            weights=self.weights,
         )
         CacheOptions(self.cache, self.cache_size, self.prefetch)
         object.__setattr__(self, "fields", as_tuple(self.fields))
@@ -82,9 +89,11 @@ class EpochStats:
     epoch: int
     batches: int
     delivered: int
-    """Number of positions delivered."""
+    """Number of positions delivered, counting each repetition."""
     positions: int
     """Number of distinct positions delivered."""
+    weight_sum: float | None
+    """Sum of the weights of all positions; None without weights."""
     seconds: float
     positions_per_second: float
     value_mean: float
@@ -118,6 +127,8 @@ def run_loader_trial(
 ) -> LoadResult:
     """Run epochs of a split and check that each delivers every position exactly once.
 
+    With weights, check the number of positions of each epoch and that of different positions.
+
     Args:
         store: As for ``Loader``.
         options: Options of the trial run (default None: the defaults of ``LoadOptions``).
@@ -136,6 +147,7 @@ def run_loader_trial(
         seed=options.seed,
         shards=options.shards,
         mode=options.mode,
+        weights=options.weights,
         check=options.check,
         cache=options.cache,
         cache_size=options.cache_size,
@@ -149,15 +161,18 @@ def run_loader_trial(
     fields: dict[str, str] = {}
     seconds_to_first = 0.0
     for epoch in range(options.epochs):
+        size, realised = loader.positions, loader.realised
+        distinct = realised.positions if realised else size
         stats, epoch_fields, seconds = _run_epoch(loader, progress)
         if not epoch:
             fields, seconds_to_first = epoch_fields, seconds
-        if stats.positions != total or stats.delivered != total:
+        if stats.positions != distinct or stats.delivered != size:
+            times = "by its weight" if realised else "exactly once"
             raise VerifyError(
-                f"epoch {epoch} did not deliver every position exactly once",
+                f"epoch {epoch} did not deliver every position {times}",
                 path=store,
                 found=f"{stats.delivered:,} positions, {stats.positions:,} of them distinct",
-                expected=f"{total:,} distinct positions",
+                expected=f"{size:,} positions, {distinct:,} of them distinct",
                 hint="Run `hexdata verify`. If it finds no error, report a bug of the loader.",
             )
         epochs.append(stats)
@@ -180,13 +195,14 @@ def _run_epoch(loader: Loader, progress: Progress) -> tuple[EpochStats, dict[str
     fields: dict[str, str] = {}
     seconds_to_first = 0.0
     epoch, batches, delivered, values = loader.epoch, 0, 0, 0.0
+    size, realised = loader.positions, loader.realised
     first_ids: list[int] = []
-    ids = _DeliveredIds(loader.positions)
+    ids = _DeliveredIds(size)
     start = time.perf_counter()
     for batch in loader:
         if not batches:
             seconds_to_first = time.perf_counter() - start
-            progress.begin(f"epoch {epoch}", loader.positions, "positions")  # not before reading ahead ends
+            progress.begin(f"epoch {epoch}", size, "positions")  # not before reading ahead ends
         batches += 1
         delivered += len(batch["value"])
         ids.add(batch["position_id"])
@@ -200,6 +216,7 @@ def _run_epoch(loader: Loader, progress: Progress) -> tuple[EpochStats, dict[str
         batches=batches,
         delivered=delivered,
         positions=ids.count_distinct(),
+        weight_sum=None if realised is None else realised.weight_sum,
         seconds=seconds,
         positions_per_second=delivered / max(seconds, 1e-9),
         value_mean=values / max(delivered, 1),
@@ -213,7 +230,7 @@ class _DeliveredIds:
     """The position ids delivered in an epoch, 8 bytes each.
 
     Args:
-        positions: Number of positions in the split. Further ids are not stored.
+        positions: Number of positions in the epoch. Further ids are not stored.
     """
 
     def __init__(self, positions: int) -> None:

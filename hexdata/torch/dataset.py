@@ -7,15 +7,17 @@ import os
 import threading
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
-from typing import Any, Final
+from types import EllipsisType
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hexdata.errors import ConfigError
-from hexdata.loader import Loader
+from hexdata.loader import Loader, Mixture
 from hexdata.torch.epoch_counter import COUNTER_SIZE, SharedEpochCounter, iteration_id
+from hexdata.torch.shared_condition import SharedCondition, check_length
 from hexdata.torch.tensors import TensorBatch, WorkerBatch, as_tensors
 
 __all__ = ["LoaderDataset", "check_world_size", "end_with_parent", "loader_of_rank"]
@@ -27,21 +29,28 @@ _watching_pid: int | None = None
 """Process with a watching thread. A forked child inherits this variable, but not the thread."""
 
 
-def loader_of_rank(loader: Loader, rank: int | None, world_size: int | None) -> Loader:
+_Loader = TypeVar("_Loader", Loader, Mixture, Loader | Mixture)
+
+
+def loader_of_rank(
+    loader: _Loader, rank: int | None, world_size: int | None, *, kinds: tuple[type, ...] = (Loader,)
+) -> _Loader:
     """Return the loader for this rank.
 
     Args:
-        loader: The loader.
+        loader: The loader or mixture.
         rank: Rank of this process. None: that of the loader or, if it has one rank, of torch.distributed.
         world_size: Number of ranks, given if and only if ``rank`` is.
+        kinds: Classes of which the loader may be (default: ``Loader`` only).
 
     Raises:
-        ConfigError: ``loader`` is not a ``Loader``, or only one of ``rank`` and ``world_size`` is given.
+        ConfigError: ``loader`` is of another class, or only one of ``rank`` and ``world_size`` is given.
     """
     given: Any = loader
-    if not isinstance(given, Loader):
+    if not isinstance(given, kinds):
         hint = "Make one first, as in TorchLoader(Loader(store))."
-        raise ConfigError("loader cannot be used", found=repr(loader), expected="a hexdata.Loader", hint=hint)
+        expected = "a hexdata.Loader" + (" or a hexdata.loader.Mixture" if Mixture in kinds else "")
+        raise ConfigError("loader cannot be used", found=repr(loader), expected=expected, hint=hint)
     if (rank is None) != (world_size is None):
         raise ConfigError(
             "rank and world_size must be given together", found=f"rank={rank}, world_size={world_size}"
@@ -58,7 +67,7 @@ def _world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def check_world_size(loader: Loader, given_world_size: int | None) -> None:
+def check_world_size(loader: Loader | Mixture, given_world_size: int | None) -> None:
     """Check that torch.distributed was not initialised after the loader was made.
 
     Raises:
@@ -101,6 +110,7 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         self.loader = own.for_rank(own.options.rank, own.options.world_size)
         self._given_world_size = world_size
         self._shared = torch.empty(COUNTER_SIZE, dtype=torch.int64).share_memory_()
+        self._condition = SharedCondition(self.loader)
         self._iterations = 0
         self._start_at(self.loader.epoch, self.loader.batch)
 
@@ -114,15 +124,23 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         self._latest_epoch = -1
         self._resumes = get_worker_info() is not None
         if not self._resumes:
+            self._condition.share(self.loader)
             self._counter.set(epoch, step)
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, over all workers."""
         return len(self.loader)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the first batch of ``epoch``, also in running workers."""
-        self.loader.set_epoch(epoch)
+    def set_epoch(self, epoch: int, *, where: str | EllipsisType | None = ...) -> None:
+        """Start the next iteration at the first batch of ``epoch``, also in running workers.
+
+        Args:
+            epoch: Epoch, counted from 0.
+            where: Condition that selects the positions from this epoch on; see ``Loader.set_epoch`` (default
+                ``...``: the condition does not change).
+        """
+        check_length(where)
+        self.loader.set_epoch(epoch, where=where)
         self._start_at(epoch, 0)
 
     def __iter__(self) -> Iterator[TensorBatch]:
@@ -138,6 +156,7 @@ class LoaderDataset(IterableDataset[TensorBatch]):
             check_world_size(self.loader, self._given_world_size)
         else:
             end_with_parent()
+            self._condition.follow(self.loader)
         self._iterations += 1
         iteration = iteration_id(seed - worker, workers, self._iterations)
         ended = False
@@ -146,7 +165,7 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         else:
             epoch, step = self._counter.begin(worker, iteration)
             self._next = epoch, step + worker
-            ended = 0 < len(self) == step
+            ended = 0 < self.loader.steps(epoch) == step
         self._resumes, self._latest_epoch = False, self._next[0]
         return self._run_next(worker, workers, iteration) if ended else self._run(*self._next, workers)
 
@@ -158,7 +177,7 @@ class LoaderDataset(IterableDataset[TensorBatch]):
         yield from self._run(*self._next, workers)
 
     def _run(self, epoch: int, first: int, workers: int) -> Iterator[TensorBatch]:
-        if first >= len(self):
+        if first >= self.loader.steps(epoch):
             return
         self.loader.set_epoch(epoch, first)
         for delivery in self.loader.deliveries(first % workers, workers):
@@ -180,7 +199,7 @@ class LoaderDataset(IterableDataset[TensorBatch]):
                 hint="Use hexdata.torch.TorchLoader, or torchdata's StatefulDataLoader.",
             )
         epoch, step = self._next
-        self.loader.set_epoch(epoch, min(step, len(self)))
+        self.loader.set_epoch(epoch, min(step, self.loader.steps(epoch)))
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from hexdata.errors import ConfigError
 from hexdata.loader import Loader
 from hexdata.loader.checkpoint import STEP_SHIFT, digest_key
+from hexdata.loader.row_filter import RowSubset
 from hexdata.loader.schedule import EpochSchedule
 from hexdata.order import derive_key
 from hexdata.torch.device_table import DeviceSubset, DeviceTable
@@ -35,7 +36,7 @@ class _DeviceDelivery(NamedTuple):
     batch: TensorBatch
 
 
-class DeviceLoader(TensorLoader[_DeviceDelivery]):
+class DeviceLoader(TensorLoader[_DeviceDelivery, Loader]):
     """A ``Loader`` in games mode that makes whole batches on a device, from games that are stored there.
 
     It is used like its loader, and its batches equal those of the loader bit for bit, as tensors on the
@@ -89,17 +90,31 @@ class DeviceLoader(TensorLoader[_DeviceDelivery]):
                 found=f"mode={options.mode!r}",
                 hint="Make the loader with mode='games', or use TorchLoader.",
             )
+        if self.loader.transform:
+            raise ConfigError(
+                "a DeviceLoader cannot apply a transform, because it makes the batches on the device",
+                hint="Apply the function to the batches of the DeviceLoader, or use TorchLoader.",
+            )
         self.device = _usable_device(device)
         self._table = DeviceTable(games, options.batch, options.seed, self.device)
-        subset = self.loader.subset
-        self._subset = None if subset is None else DeviceSubset(subset, self.device)
-        self._schedule = EpochSchedule(self.loader.positions, options)
+        self._rows_on_device: tuple[RowSubset | None, DeviceSubset | None] = (None, None)
+        self._open_epoch()
         self._data_digest = self.loader.state_dict()["digest"]
+
+    def _open_epoch(self) -> None:
+        """Make the schedule of the loader's epoch, and copy its rows to the device if they have changed."""
+        self._schedule = EpochSchedule(self.loader.positions, self.loader.options)
+        rows = self.loader.epoch_rows(self.loader.epoch)
+        if rows is not self._rows_on_device[0]:
+            self._rows_on_device = (None, None)  # frees the memory of the device
+            self._rows_on_device = (rows, None if rows is None else DeviceSubset(rows, self.device))
+        self._subset = self._rows_on_device[1]
 
     def _record(self, delivery: _DeviceDelivery) -> None:
         self.loader.record_sum(delivery.step, delivery.key_sum)
 
     def _deliveries(self) -> Iterator[_DeviceDelivery]:
+        self._open_epoch()
         epoch, first, batch_size = self.loader.epoch, self.loader.batch, self.loader.options.batch_size
         even, last = self._even_steps(), self._schedule.steps - 1
         order = self._order(epoch)

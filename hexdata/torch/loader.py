@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from hexdata.checks import check_choice, check_count
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.loader import Loader
+from hexdata.loader import Loader, Mixture
 from hexdata.torch.dataset import end_with_parent
+from hexdata.torch.shared_condition import SharedCondition
 from hexdata.torch.tensor_loader import TensorLoader
 from hexdata.torch.tensors import PIPE_BYTES, TensorBatch, WorkerBatch, as_tensors
 
@@ -47,13 +48,16 @@ _Message = list[_TensorDelivery | HexdataError]
 class _MessageDataset(IterableDataset[_Message]):
     """The dataset in the workers of a ``TorchLoader``. The main process sets where each iteration starts."""
 
-    def __init__(self, loader: Loader) -> None:
+    def __init__(self, loader: Loader | Mixture) -> None:
         self._loader = loader
         self._start = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self._condition = SharedCondition(loader) if isinstance(loader, Loader) else None
 
-    def start_at(self, epoch: int, step: int) -> None:
-        """Set the start of the next iteration, also in running workers."""
-        self._start.copy_(torch.tensor([epoch, step]))
+    def prepare(self) -> None:
+        """Set the start and the condition of the next iteration, also in running workers."""
+        if self._condition and isinstance(self._loader, Loader):
+            self._condition.share(self._loader)
+        self._start.copy_(torch.tensor([self._loader.epoch, self._loader.batch]))
 
     def __iter__(self) -> Iterator[_Message]:
         info = get_worker_info()
@@ -70,6 +74,8 @@ class _MessageDataset(IterableDataset[_Message]):
         """Yield the worker's batches. Errors are yielded, since a DataLoader would keep only their text."""
         try:
             epoch, step = self._start.tolist()
+            if self._condition and isinstance(self._loader, Loader):
+                self._condition.follow(self._loader)
             self._loader.set_epoch(epoch, step)
             # The DataLoader asks worker 0 first, so worker 0 has the first step, whatever its number.
             for number, ids, batch in self._loader.deliveries((step + worker) % workers, workers):
@@ -84,8 +90,8 @@ def _steps_per_message(batch: TensorBatch, batch_size: int) -> int:
     return max(1, min(_MAX_STEPS, PIPE_BYTES // (row_bytes * batch_size)))
 
 
-class TorchLoader(TensorLoader[_TensorDelivery]):
-    """A ``Loader`` that prepares batches in worker processes, pins memory and delivers tensors.
+class TorchLoader(TensorLoader[_TensorDelivery, Loader | Mixture]):
+    """A ``Loader`` or ``Mixture`` whose batches are prepared in worker processes and delivered as tensors.
 
     It is used like its loader: iterating delivers the rest of the epoch and then advances ``epoch``. If the
     epoch has no batches left, it delivers the next epoch, so a loop may also take exactly ``len(loader)``
@@ -100,7 +106,7 @@ class TorchLoader(TensorLoader[_TensorDelivery]):
             train(batch["board"], batch["policy"], batch["value"])
 
     Args:
-        loader: The loader. The ``TorchLoader`` starts at the loader's epoch and batch. Do not iterate the
+        loader: The loader or mixture. The ``TorchLoader`` starts at its epoch and batch. Do not iterate the
             loader itself any more.
         num_workers: Number of worker processes (default 0: batches are prepared in this process).
         rank, world_size: Rank of this process and number of ranks (default None: those of the loader or, if
@@ -114,15 +120,17 @@ class TorchLoader(TensorLoader[_TensorDelivery]):
             Python's default).
 
     Attributes:
-        loader: The loader of this rank.
+        loader: The loader or mixture of this rank.
 
     Raises:
         ConfigError: An option has an invalid value.
     """
 
+    _kinds = (Loader, Mixture)
+
     def __init__(
         self,
-        loader: Loader,
+        loader: Loader | Mixture,
         *,
         num_workers: int = 0,
         rank: int | None = None,
@@ -160,7 +168,7 @@ class TorchLoader(TensorLoader[_TensorDelivery]):
 
     def _deliveries(self) -> Iterator[_TensorDelivery]:
         if self._num_workers:
-            self._dataset.start_at(self.loader.epoch, self.loader.batch)
+            self._dataset.prepare()
             yield from _order_by_step(iter(self._messages), self._num_workers)
             return
         for step, ids, batch in self.loader.deliveries():

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from types import EllipsisType
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.loader import Loader
+from hexdata.loader import Loader, Mixture
 from hexdata.torch.dataset import check_world_size, loader_of_rank
 from hexdata.torch.tensors import TensorBatch
 
@@ -21,13 +22,14 @@ class _HasBatch(Protocol):
 
 
 _Delivery = TypeVar("_Delivery", bound=_HasBatch)
+_Source = TypeVar("_Source", Loader, Loader | Mixture)
 
 
-class TensorLoader(ABC, Generic[_Delivery]):
-    """Epochs, states and digests of a ``Loader`` whose batches a subclass makes.
+class TensorLoader(ABC, Generic[_Delivery, _Source]):
+    """Epochs, states and digests of a ``Loader`` or ``Mixture`` whose batches a subclass makes.
 
     Args:
-        loader: The loader.
+        loader: The loader or mixture.
         rank, world_size: Rank of this process and number of ranks (default None: those of the loader or, if
             it has one rank, those of torch.distributed).
 
@@ -35,11 +37,14 @@ class TensorLoader(ABC, Generic[_Delivery]):
         loader: The loader of this rank.
 
     Raises:
-        ConfigError: ``loader`` is not a ``Loader``, or only one of ``rank`` and ``world_size`` is given.
+        ConfigError: ``loader`` cannot be used, or only one of ``rank`` and ``world_size`` is given.
     """
 
-    def __init__(self, loader: Loader, rank: int | None, world_size: int | None) -> None:
-        self.loader = loader_of_rank(loader, rank, world_size)
+    _kinds: ClassVar[tuple[type, ...]] = (Loader,)
+    """Classes of which the loader may be."""
+
+    def __init__(self, loader: _Source, rank: int | None, world_size: int | None) -> None:
+        self.loader: _Source = loader_of_rank(loader, rank, world_size, kinds=self._kinds)
         self._given_world_size = world_size
 
     @abstractmethod
@@ -64,13 +69,28 @@ class TensorLoader(ABC, Generic[_Delivery]):
     def epoch_digest(self) -> str | None:
         """Digest of the positions that this rank received in the last complete epoch, or None.
 
-        It is the ``epoch_digest`` of the loader.
+        It is the ``epoch_digest`` of the loader; None for a mixture.
         """
-        return self.loader.epoch_digest
+        return self.loader.epoch_digest if isinstance(self.loader, Loader) else None
 
-    def set_epoch(self, epoch: int) -> None:
-        """Start the next iteration at the first batch of ``epoch``."""
-        self.loader.set_epoch(epoch)
+    def set_epoch(self, epoch: int, *, where: str | EllipsisType | None = ...) -> None:
+        """Start the next iteration at the first batch of ``epoch``.
+
+        Args:
+            epoch: Epoch, counted from 0.
+            where: Condition that selects the positions from this epoch on; see ``Loader.set_epoch`` (default
+                ``...``: the condition does not change).
+        """
+        if isinstance(self.loader, Loader):
+            self.loader.set_epoch(epoch, where=where)
+        elif where is ...:
+            self.loader.set_epoch(epoch)
+        else:
+            raise ConfigError(
+                "a mixture keeps the conditions of its loaders",
+                found=f"where={where!r}",
+                hint="Change the condition of a loader, then make a new mixture.",
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last delivered batch, as a dict for JSON."""
@@ -98,10 +118,11 @@ class TensorLoader(ABC, Generic[_Delivery]):
         """
         check_world_size(self.loader, self._given_world_size)
         with self.loader.iteration() as epoch:
+            options = self.loader.options
             for delivery in self._deliveries():
                 self._record(delivery)
                 yield delivery.batch
-                if self.loader.epoch != epoch:
+                if self.loader.epoch != epoch or self.loader.options is not options:
                     raise ConfigError("the epoch was changed while iterating", hint="Start a new iteration.")
             if self.loader.batch != len(self):
                 raise HexdataError(

@@ -90,6 +90,15 @@ def test_the_output_of_games_mode_counts_the_packed_positions(
     assert re.search(r"games mode: opened in \d+\.\d{3} s, first batch \d+\.\d{3} s later", out)
 
 
+def test_the_output_contains_the_sum_of_the_weights(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = run(capsys, monkeypatch, store, "--weights", "0.5").splitlines()
+    count = Loader(store).positions
+    (line,) = (line for line in lines if line.startswith("epoch 0: "))
+    assert line.endswith(f"the weights add up to {count / 2:,.2f}")
+
+
 def test_the_demo_prints_lines_that_train_from_its_games(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -517,3 +518,22 @@ def test_reading_ends_early_when_the_pipeline_stops(tmp_path: Path) -> None:
 def test_invalid_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ChunkSourceLoader(**wrong)
+
+
+# --- several processes --------------------------------------------------------------------------------
+
+
+def test_each_game_belongs_to_one_rank_in_every_file(tmp_path: Path):
+    lines = games(40)
+    paths = [tmp_path / "a.trmph", tmp_path / "b.trmph"]
+    write_trmph(paths[0], lines, N)
+    write_trmph(paths[1], lines[::-1], N)
+    all_games = Counter(chunk.game_hash for path in paths for chunk in load(path))
+    found = [
+        Counter(chunk.game_hash for path in paths for chunk in load(path, rank=rank, world_size=3))
+        for rank in range(3)
+    ]
+    assert sum(found, Counter()) == all_games
+    assert not found[0].keys() & found[1].keys()
+    assert not found[2].keys() & (found[0] | found[1]).keys()
+    assert min(map(len, found)) > 3

@@ -249,6 +249,8 @@ def test_the_content_of_a_state_is_pinned():
         "pool_size": 40,
         "reservoir": 200,
         "batch_size": 32,
+        "rank": 0,
+        "world_size": 1,
         "batch": {
             "fields": list(FIELDS),
             "planes": 2,
@@ -287,6 +289,8 @@ def test_the_state_names_a_function_of_the_options():
         ({"pool_size": 41}, "another pool_size"),
         ({"reservoir": 201}, "another reservoir"),
         ({"batch_size": 33}, "another batch_size"),
+        ({"rank": 1, "world_size": 2}, "another rank"),
+        ({"world_size": 2}, "another world_size"),
         ({"symmetry": False}, "another batch"),
         ({"config": made("ChunkValidator")}, "another stages"),
         ({"config": made(passes=4)}, "another stages"),

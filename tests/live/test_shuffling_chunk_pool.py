@@ -391,3 +391,83 @@ def test_a_state_needs_a_stage_that_reads_its_files(make: Make) -> None:
 def test_invalid_options_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         ShufflingChunkPool(**{"seed": 1, **wrong})
+
+
+# --- reuse and growth ---------------------------------------------------------------------------------
+
+
+def test_games_are_not_drawn_more_often_than_reuse_allows(make: Make) -> None:
+    with make([6, None], ends=False, reuse=1.5, capacity=1) as pipeline:
+        sources = sources_of(pipeline)
+        pipeline.start()
+        drawn = [take(pipeline) for _ in range(3)]
+        assert sum(map(len, drawn)) == 9
+        assert pipeline.take(0.05) is None
+        metrics = pipeline.metrics()["ShufflingChunkPool"]
+        assert (metrics["draws"], metrics["uses"], metrics["allowed_draws"]) == (9, 1.5, 0)
+        sources.more(1)
+        drawn.append(take(pipeline))
+        assert len(drawn[-1]) == 1
+        assert pipeline.take(0.05) is None
+        sources.more(5)
+        until(pipeline, lambda metrics: metrics["draws"] == 18)
+        assert pipeline.metrics()["ShufflingChunkPool"]["allowed_draws"] == 0
+
+
+def test_a_pool_ends_with_the_last_allowed_draw(make: Make) -> None:
+    with make([5, 3], pool_size=4, reuse=2, passes=100) as pipeline:
+        pipeline.start()
+        drawn = Counter(chain(*rest(pipeline)))
+    assert drawn == dict.fromkeys(range(4, 8), 4), "8 games have entered, 4 are in the window"
+
+
+def test_reuse_holds_across_states(make: Make) -> None:
+    options: dict[str, Any] = {"reuse": 3, "pool_size": 11}
+    with make([5, 7, 3], **options) as pipeline:
+        pipeline.start()
+        expected = rest(pipeline)
+    assert sum(map(len, expected)) == 45
+    for count in (1, 6, len(expected) - 1):
+        with make([5, 7, 3], **options) as pipeline:
+            pipeline.start()
+            before = [take(pipeline) for _ in range(count)]
+            state = pipeline.state()
+        with make([5, 7, 3], **options) as other:
+            other.load_state(state)
+            other.start()
+            assert before + rest(other) == expected
+
+
+def test_the_window_grows_by_the_formula_of_katago(make: Make) -> None:
+    with make([10] * 50 + [None], ends=False, pool_size=60, window_start=20) as pipeline:
+        pool = pool_of(pipeline)
+        pipeline.start()
+        number_stages.until(lambda: pool.window[1] == 500)
+        lower, upper = pool.window
+    grown = 20 * (1 + 0.4 * ((500 / 20) ** 0.75 - 1) / 0.75)
+    assert upper - lower == min(60, int(grown)) == 60
+    for entered, expected in [
+        (1, 20),
+        (20, 20),
+        (40, int(20 * (1 + 0.4 * (2**0.75 - 1) / 0.75))),
+        (10**9, 60),
+    ]:
+        assert pool._window_size(entered) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reuse": 0}, "reuse cannot be used; found 0; expected a number above 0"),
+        ({"reuse": float("nan")}, "reuse cannot be used"),
+        ({"reuse": True}, "reuse cannot be used"),
+        ({"reuse": "8"}, "reuse cannot be used"),
+        ({"window_exponent": 1.5}, "window_exponent cannot be used; found 1.5; expected .* at most 1"),
+        ({"window_slope": 0}, "window_slope cannot be used"),
+        ({"window_start": 0}, "window_start cannot be used"),
+        ({"window_start": 12, "pool_size": 11}, "window_start exceeds pool_size"),
+    ],
+)
+def test_invalid_reuse_and_growth_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ShufflingChunkPool(seed=1, **options)

@@ -56,6 +56,16 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "store"
 
 
+def test_weights_are_checked_by_their_counts(shards: ShardFolder) -> None:
+    options = LoadOptions(epochs=2, batch_size=32, weights="if(position_id % 2 = 0, 1.5, 0)")
+    result = run_loader_trial(shards.path, options)
+    ids = shards.splits["train"]["position_id"]
+    for stats in result.epochs:
+        assert stats.weight_sum == 1.5 * np.count_nonzero(ids % 2 == 0)
+        assert abs(stats.delivered - stats.weight_sum) < 1
+        assert stats.positions == np.count_nonzero(ids % 2 == 0)
+
+
 def test_the_result_counts_games_and_packed_positions(store: Path) -> None:
     result = run_loader_trial(store, LoadOptions(batch_size=40))
     games = sum(len(game.moves) + 1 for game in make_games(12, seed=1, board_size=5))

@@ -108,7 +108,7 @@ def over_table(trmph_store: Path, monkeypatch: pytest.MonkeyPatch) -> MakeLoader
     """Return ``over_table(table, **options)``: a loader of the positions in a table."""
 
     def make(table: GameTable, **options: Any) -> Loader:
-        def open_rows(store: Any, given: Any, progress: Any) -> tuple[SelectedRows, GameTable]:
+        def open_rows(store: Any, given: Any, progress: Any, weights: Any) -> tuple[SelectedRows, GameTable]:
             fields = {*block_fields(1, with_policy=False, targets=TARGETS), "fill", *POLICY_FIELDS}
             members = all_members(given, fields - {"board"}, "a table")
             return SelectedRows(table, members, given), table

@@ -1,0 +1,343 @@
+"""Weights of positions: the number of times that each epoch delivers each position.
+
+A position of weight w is delivered floor(w) or ceil(w) times per epoch. ``docs/order.md`` defines which: it
+is a systematic sample along the seeded order of the position ids, from an offset that advances by the golden
+ratio with each epoch. Any epoch can be computed directly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.errors import BudgetError, ConfigError
+from hexdata.loader.row_filter import RowSubset, evaluate_labels
+from hexdata.loader.row_source import RowSource
+from hexdata.order import derive_key, sort_key
+from hexdata.pool import available_memory
+from hexdata.units import format_bytes
+
+__all__ = [
+    "WEIGHT_UNIT",
+    "RealisedWeights",
+    "RowWeights",
+    "WeightedRows",
+    "Weights",
+    "read_weights",
+    "weights_text",
+]
+
+Int64Array = npt.NDArray[np.int64]
+Weights = str | npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
+"""Weights as given: an SQL expression, one weight for each row, or a pair of position ids and weights."""
+
+_UNIT_BITS: Final = 32
+WEIGHT_UNIT: Final = 1 << _UNIT_BITS
+"""Weights are multiples of 1 / WEIGHT_UNIT."""
+_MASK: Final = WEIGHT_UNIT - 1
+_GOLDEN_STEP: Final = 0x9E3779B9
+"""2^32 divided by the golden ratio, made odd: what the offset advances by with each epoch."""
+_LARGEST: Final = 65_535
+"""Largest weight."""
+_CHUNK: Final = 1 << 18
+"""Number of rows that are processed together."""
+_SORTED_ROWS: Final = 1 << 22
+"""Approximate number of sort keys that are sorted together."""
+_NO_BUCKET: Final = 65_535
+_ITEM_BYTES: Final = 2
+_MEMORY_SHARE: Final = 0.8
+
+
+@dataclass(frozen=True)
+class RealisedWeights:
+    """What the weights of a loader amount to in one epoch, over all ranks."""
+
+    epoch: int
+    """The epoch."""
+    weight_sum: float
+    """Sum of the weights of all selected positions."""
+    delivered: int
+    """Number of positions of the epoch, counting each repetition: within one of ``weight_sum``."""
+    positions: int
+    """Number of different positions of the epoch."""
+    ratio: float
+    """``delivered / weight_sum``."""
+
+
+class RowWeights:
+    """The weights of all rows of a split, as multiples of 2^-32.
+
+    Args:
+        whole: Integer part of each weight (N,), uint8 or uint16.
+        fraction: Rest of each weight in units of 2^-32, uint32 (N,); None if all weights are integers.
+
+    Attributes:
+        digest: SHA-256 of the weights, as 64 hexadecimal digits.
+    """
+
+    def __init__(self, whole: npt.NDArray[Any], fraction: npt.NDArray[np.uint32] | None) -> None:
+        self.whole = whole
+        self.fraction = fraction
+        digest = hashlib.sha256()
+        for start in range(0, len(whole), _CHUNK):
+            digest.update(whole[start : start + _CHUNK].astype("<u2").data)
+            if fraction is not None:
+                digest.update(fraction[start : start + _CHUNK].astype("<u4").data)
+        self.digest = digest.hexdigest()
+
+
+def weights_text(given: Weights | None) -> str | None:
+    """Return the weights as options and states record them: the expression, or "array" for arrays."""
+    return given if given is None or isinstance(given, str) else "array"
+
+
+def read_weights(source: RowSource, given: Weights) -> RowWeights:
+    """Return the weights of all rows of a split.
+
+    Args:
+        source: The rows of the split.
+        given: An SQL expression over the labels; or one weight for each row (N,); or a pair of position ids
+            and weights, both (M,), in any order. Ids that are not in the split are not used.
+
+    Raises:
+        ConfigError: A weight is missing, negative, not finite or above 65,535, or the arrays have another
+            shape or dtype, or the expression is invalid.
+    """
+    whole = np.empty(source.positions, np.uint16)
+    fraction = np.empty(source.positions, np.uint32)
+    start = 0
+    for values in _values(source, given):
+        stop = start + len(values)
+        valid = (values >= 0) & (values <= _LARGEST)
+        if not valid.all():
+            row = int(valid.argmin())
+            raise _weight_error(source, start + row, float(values[row]), given)
+        lower = np.floor(values)
+        units = np.rint((values - lower) * WEIGHT_UNIT).astype(np.uint64)
+        whole[start:stop] = lower + (units >> np.uint64(_UNIT_BITS))
+        fraction[start:stop] = units & np.uint64(_MASK)
+        start = stop
+    narrow = whole if whole.max(initial=0) > np.iinfo(np.uint8).max else whole.astype(np.uint8)
+    return RowWeights(narrow, fraction if fraction.any() else None)
+
+
+def _weight_error(source: RowSource, row: int, found: float, given: Weights) -> ConfigError:
+    (position,) = source.take(np.array([row]), ("position_id",))["position_id"].tolist()
+    null = isinstance(given, str) and found != found  # NaN
+    return ConfigError(
+        "a weight cannot be used",
+        record=f"position {position}",
+        found="null or nan" if null else repr(found),
+        expected=f"a number from 0 to {_LARGEST:,}",
+        hint="Use coalesce(…, 1) for unknown labels." if null else None,
+    )
+
+
+def _values(source: RowSource, given: Weights) -> Iterator[npt.NDArray[np.float64]]:
+    """Yield the weights of all rows in order, some rows at a time, not checked."""
+    if isinstance(given, str):
+        yield from evaluate_labels(source, "weights", given)
+        return
+    if isinstance(given, tuple) and len(given) == 2 and np.ndim(given[0]) == 1:
+        yield from _values_by_id(source, _as_array("the position ids of weights", given[0], "iu"), given[1])
+        return
+    array = _as_array("weights", given, "iufb")
+    if array.shape != (source.positions,):
+        raise ConfigError(
+            "weights have another length",
+            found=array.shape,
+            expected=f"({source.positions},), one weight for each position of the split in stored order",
+            hint="Give a pair (position_ids, weights) to name the positions.",
+        )
+    for start in range(0, len(array), _CHUNK):
+        yield array[start : start + _CHUNK].astype(np.float64)
+
+
+def _values_by_id(
+    source: RowSource, ids: npt.NDArray[Any], weights: npt.ArrayLike
+) -> Iterator[npt.NDArray[np.float64]]:
+    array = _as_array("weights", weights, "iufb")
+    if array.shape != ids.shape:
+        raise ConfigError(
+            "weights have another length", found=array.shape, expected=f"{ids.shape}, one for each id"
+        )
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    repeated = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(repeated):
+        raise ConfigError("weights contain a position twice", record=f"position {ordered[repeated[0]]}")
+    for block in source.scan(("position_id",)):
+        wanted = block["position_id"]
+        found = np.searchsorted(ordered, wanted)
+        missing = found == len(ordered)
+        missing[~missing] = ordered[found[~missing]] != wanted[~missing]
+        if missing.any():
+            raise ConfigError(
+                "weights lack a position of the split",
+                record=f"position {wanted[missing.argmax()]}",
+                expected="a weight for each position; 0 leaves a position out",
+            )
+        yield array[order[found]].astype(np.float64)
+
+
+def _as_array(name: str, given: Any, kinds: str) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(given)
+    except ValueError:  # nested sequences of different lengths
+        array = np.empty((0, 0), object)
+    if array.ndim != 1 or array.dtype.kind not in kinds:
+        raise ConfigError(
+            f"{name} cannot be used",
+            found=f"{type(given).__name__}: {array.dtype} of shape {array.shape}",
+            expected="integers of one dimension" if kinds == "iu" else "numbers of one dimension",
+        )
+    return array
+
+
+class WeightedRows:
+    """The rows of each epoch, given the weights of the selected rows.
+
+    Args:
+        source: The rows of the split.
+        subset: The selected rows; None for all rows.
+        weights: The weights of all rows of the split.
+        seed: Seed of the loader.
+
+    Attributes:
+        unit_sum: Sum of the weights of the selected rows, in units of 2^-32.
+
+    Raises:
+        ConfigError: The weights add up to less than one.
+        BudgetError: The positions of an epoch do not fit into memory.
+    """
+
+    def __init__(self, source: RowSource, subset: RowSubset | None, weights: RowWeights, seed: int) -> None:
+        self._subset = subset
+        self._whole = _select(weights.whole, subset)
+        self._fraction = None if weights.fraction is None else _select(weights.fraction, subset)
+        self._start = derive_key(seed, "weights", "start") >> _UNIT_BITS
+        self._whole_sum = int(self._whole.sum(dtype=np.int64))
+        fractions = 0 if self._fraction is None else int(self._fraction.sum(dtype=np.uint64))
+        self.unit_sum = (self._whole_sum << _UNIT_BITS) + fractions
+        self._firsts = [0]
+        if not self.smallest_size:
+            raise ConfigError(
+                "the weights select no position",
+                found=f"weights of {len(self._whole):,} positions that add up to {self.weight_sum:g}",
+                expected="a sum of at least 1",
+            )
+        needed, memory = _ITEM_BYTES * (self.smallest_size + 1), int(available_memory() * _MEMORY_SHARE)
+        if needed > memory:
+            raise BudgetError(
+                "the positions of an epoch do not fit into memory",
+                found=f"weights that add up to {self.weight_sum:,.0f}, which take {format_bytes(needed)}",
+                expected=f"at most {format_bytes(memory)}",
+                hint="Divide all weights by the same number.",
+            )
+        self._phase = self._find_phases(source, derive_key(seed, "weights"))
+
+    @property
+    def weight_sum(self) -> float:
+        """Sum of the weights of the selected rows."""
+        return self.unit_sum / WEIGHT_UNIT
+
+    @property
+    def smallest_size(self) -> int:
+        """The smallest number of positions that an epoch can have."""
+        return self.unit_sum >> _UNIT_BITS
+
+    def size(self, epoch: int) -> int:
+        """Return the number of positions of an epoch, counting each repetition."""
+        return (self.unit_sum + self._offset(epoch)) >> _UNIT_BITS
+
+    def first(self, epoch: int) -> int:
+        """Return the number of positions of all epochs before ``epoch``."""
+        while len(self._firsts) <= epoch:
+            self._firsts.append(self._firsts[-1] + self.size(len(self._firsts) - 1))
+        return self._firsts[epoch]
+
+    def rows(self, epoch: int) -> RowSubset:
+        """Return the rows of an epoch in stored order, each as often as it is delivered."""
+        subset = self._subset
+        return RowSubset(
+            numbers if subset is None else subset.rows(numbers) for numbers in self._numbers(epoch)
+        )
+
+    def indices(self, epoch: int) -> Int64Array:
+        """Return the indices among the selected rows, ascending, each as often as it is delivered."""
+        return np.concatenate([np.empty(0, np.int64), *self._numbers(epoch)])
+
+    def realised(self, epoch: int) -> RealisedWeights:
+        """Return what the weights amount to in an epoch."""
+        size = self.size(epoch)
+        positions = sum(int(np.count_nonzero(counts)) for _, counts in self._counts(epoch))
+        return RealisedWeights(epoch, self.weight_sum, size, positions, size / self.weight_sum)
+
+    def _offset(self, epoch: int) -> int:
+        """Return where the systematic sampling of an epoch begins, in units of 2^-32."""
+        return (self._start + epoch * _GOLDEN_STEP) & _MASK
+
+    def _counts(self, epoch: int) -> Iterator[tuple[int, npt.NDArray[np.uint32]]]:
+        """Yield, for some rows at a time, the index of the first and how often each is delivered."""
+        offset = np.uint32(self._offset(epoch))
+        for start in range(0, len(self._whole), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            counts = self._whole[chunk].astype(np.uint32)
+            if self._fraction is not None and self._phase is not None:
+                before = self._phase[chunk] + offset  # mod 2^32
+                counts += before + self._fraction[chunk] < before  # the sum exceeds 2^32
+            yield start, counts
+
+    def _numbers(self, epoch: int) -> Iterator[Int64Array]:
+        """Yield the indices of an epoch in order, up to some 2^18 + 65,536 at a time."""
+        for start, counts in self._counts(epoch):
+            ends = np.cumsum(counts, dtype=np.int64)
+            cuts = np.searchsorted(ends, np.arange(_CHUNK, int(ends[-1]), _CHUNK)).tolist()
+            for first, stop in itertools.pairwise([0, *cuts, len(counts)]):
+                yield np.repeat(np.arange(start + first, start + stop), counts[first:stop])
+
+    def _find_phases(self, source: RowSource, key: int) -> npt.NDArray[np.uint32] | None:
+        """Return the sum, mod 2^32, of the fractions before each row in the order of the sort keys.
+
+        The order is sorted in ranges of keys, so that it takes little memory.
+        """
+        fraction = self._fraction
+        if fraction is None:
+            return None
+        buckets = min(_NO_BUCKET, -(-int(np.count_nonzero(fraction)) // _SORTED_ROWS))
+        bucket = np.full(len(fraction), _NO_BUCKET, np.uint16)
+        for start in range(0, len(fraction), _CHUNK):
+            chosen = np.flatnonzero(fraction[start : start + _CHUNK]) + start
+            high = self._keys(source, chosen, key) >> np.uint64(_UNIT_BITS)
+            bucket[chosen] = high * np.uint64(buckets) >> np.uint64(_UNIT_BITS)
+        phase = np.zeros(len(fraction), np.uint32)
+        total = np.uint64(0)
+        for number in range(buckets):
+            chosen = np.flatnonzero(bucket == number)
+            ordered = chosen[np.argsort(self._keys(source, chosen, key), kind="stable")]
+            units = fraction[ordered].astype(np.uint64)
+            ends = np.cumsum(units) + total
+            phase[ordered] = (ends - units) & np.uint64(_MASK)
+            total = ends[-1] & np.uint64(_MASK) if len(ends) else total
+        return phase
+
+    def _keys(self, source: RowSource, chosen: Int64Array, key: int) -> npt.NDArray[np.uint64]:
+        rows = chosen if self._subset is None else self._subset.rows(chosen)
+        return sort_key(source.take(rows, ("position_id",))["position_id"], key)
+
+
+def _select(array: npt.NDArray[Any], subset: RowSubset | None) -> npt.NDArray[Any]:
+    """Return the elements of the selected rows."""
+    if subset is None:
+        return array
+    selected = np.empty(len(subset), array.dtype)
+    for start in range(0, len(subset), _CHUNK):
+        indices = np.arange(start, min(start + _CHUNK, len(subset)))
+        selected[indices] = array[subset.rows(indices)]
+    return selected
