@@ -72,6 +72,7 @@ def test_a_config_holds_the_options_of_its_stages(config):
             round_trip = ["a"]
             [load]
             epochs = 2
+            fields = ["board", "value"]
             [engine]
             name = "ray"
             address = "auto"
@@ -88,7 +89,7 @@ def test_a_config_holds_the_options_of_its_stages(config):
     assert loaded.export == ExportOptions(memory=700 << 20)
     assert (loaded.verify.memory, loaded.verify.threads) == (2_000_000_000, 3)
     assert loaded.verify.round_trip == ["a"]
-    assert loaded.load == LoadOptions(epochs=2)
+    assert loaded.load == LoadOptions(epochs=2, fields=("board", "value"))
     assert loaded.engine == EngineOptions("ray", "auto")
     assert loaded.report == pipeline.ReportSection(output="page.html", memory=2_000_000_000)
 

@@ -120,3 +120,16 @@ def test_a_warning_is_a_note(store: Path, tmp_path: Path) -> None:
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"note: {grown}: the shuffle stage is older than the positions")
     assert "first ids" in done.stdout
+
+
+def test_fields_of_batches_can_be_chosen(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = run(capsys, monkeypatch, store, "--fields", "move, policy_mask", "--batch-size", 8, "--json")
+    assert list(json.loads(out)["fields"]) == ["move", "policy_mask", "value", "position_id"]
+    monkeypatch.setattr("sys.argv", ["hexdata", "load", str(store), "--fields", "board,visits"])
+    with pytest.raises(SystemExit):
+        main()
+    error = " ".join(capsys.readouterr().err.split())
+    assert "the store does not have these fields" in error
+    assert "found visits" in error

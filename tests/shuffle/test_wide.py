@@ -86,6 +86,7 @@ def test_runs_contain_fewer_wide_rows(
         spill=None,
         key=made.selection.key,
         board_size=5,
+        targets=(),
         layout=made.layout,
         limits=limits,
         placement=made.placement,

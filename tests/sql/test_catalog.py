@@ -15,7 +15,7 @@ import pytest
 
 from hexdata.errors import BudgetError, ConfigError, StoreError
 from hexdata.report import write_report
-from hexdata.schema import SPLITS, games_schema, positions_schema, rejected_schema, sources_schema
+from hexdata.schema import SPLITS, TARGETS, games_schema, positions_schema, rejected_schema, sources_schema
 from hexdata.shards.manifest import ShardManifest
 from hexdata.sql import open_catalog, run_query
 from hexdata.sql.catalog import SqlLimits
@@ -35,6 +35,9 @@ SCHEMAS = {
     "rejected": rejected_schema(),
 }
 ADDED = ["split", "bucket", "rank"]
+COLUMNS = {name: schema.names for name, schema in SCHEMAS.items()}
+COLUMNS["positions"] = [*COLUMNS["positions"], *TARGETS]
+"""Columns of views. Those of positions always have the columns in ``TARGETS``."""
 SHARD_COLUMNS = ["split", "name", "number", "first_rank", "positions", "bytes", "sha256"]
 
 
@@ -94,14 +97,15 @@ def test_access_is_restricted_before_views_are_created(stores: dict[str, Path], 
 def rows_of(store: Path, folder: str) -> list[dict[str, object]]:
     """Return the rows of a folder's files in order, as Arrow reads them."""
     names = Store.open(store).manifest.files_in(folder)
-    return [row for name in names for row in pq.read_table(store / name).to_pylist()]
+    nulls = dict.fromkeys(TARGETS if folder == "positions" else ())
+    return [row | nulls for name in names for row in pq.read_table(store / name).to_pylist()]
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_view_contains_the_rows_of_its_files(any_store: Path, name: str) -> None:
     with open_catalog(any_store, memory=MEMORY) as con:
         found = con.sql(f"FROM {name} ORDER BY ALL").to_arrow_table()
-    assert found.schema.names == SCHEMAS[name].names
+    assert found.schema.names == COLUMNS[name]
     assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, rows_of(any_store, name)))
 
 
@@ -121,12 +125,14 @@ def test_shuffled_rows_have_their_split_bucket_and_rank(any_store: Path) -> None
         files = Store.open(any_store).manifest.files_in(f"shuffled/{split}")
         for bucket, name in enumerate(files):
             for row in pq.read_table(any_store / name).to_pylist():
-                expected.append({"split": split, "bucket": bucket, "rank": rank, **row})
+                expected.append(
+                    {"split": split, "bucket": bucket, "rank": rank, **row, **dict.fromkeys(TARGETS)}
+                )
                 rank += 1
     with open_catalog(any_store, memory=MEMORY) as con:
         order = "list_position(['train', 'val', 'test'], split), rank"
         found = con.sql(f"FROM shuffled ORDER BY {order}").to_arrow_table()
-    assert found.schema.names == [*ADDED, *positions_schema(5).names]
+    assert found.schema.names == [*ADDED, *COLUMNS["positions"]]
     assert [found.schema.field(name).type for name in ADDED] == [pa.string(), pa.int32(), pa.int64()]
     assert repr(found.to_pylist()) == repr(expected)
 
