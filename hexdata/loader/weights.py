@@ -144,7 +144,7 @@ def _values(source: RowSource, given: Weights) -> Iterator[npt.NDArray[np.float6
     if isinstance(given, str):
         yield from evaluate_labels(source, "weights", given)
         return
-    if isinstance(given, tuple) and len(given) == 2 and np.ndim(given[0]) == 1:
+    if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "__len__"):
         yield from _values_by_id(source, _as_array("the position ids of weights", given[0], "iu"), given[1])
         return
     array = _as_array("weights", given, "iufb")

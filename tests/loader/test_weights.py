@@ -375,6 +375,8 @@ def test_a_state_belongs_to_its_weights(data: Path) -> None:
         (([1, 1], [1.0, 2.0]), "position 1: weights contain a position twice"),
         (([1, 2], [1.0]), "weights have another length"),
         (([1, 2], [1.0, 2.0]), r"position \d+: weights lack a position of the split"),
+        (([[1], [1, 2]], [1.0, 2.0]), "the position ids of weights cannot be used"),
+        ((0.5, 2.0), "weights have another length"),
         (([1.5, 2.0], [1.0, 2.0]), "the position ids of weights cannot be used"),
     ],
 )
