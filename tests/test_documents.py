@@ -207,6 +207,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     if (ROOT / "configs").is_dir():
         shutil.copytree(ROOT / "configs", folder / "configs")
     monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(folder)
     return folder
 
 

@@ -21,6 +21,7 @@ from hexdata.live.metrics import COMMON_METRICS
 from hexdata.live.options import LiveOptions, load_live_config, make_pipeline, watched_path
 from hexdata.live.stage import check_seconds
 from hexdata.live.state import decode_state, encode_state
+from hexdata.live.wait_reason import find_wait_reason
 from hexdata.order import ORDER_VERSION
 
 __all__ = ["LiveLoader"]
@@ -72,7 +73,7 @@ class LiveLoader:
             all weights are 1.
         symmetry: True to apply to each position one of its four symmetries, drawn for every batch. Default
             False.
-        warn_after: Seconds without a batch after which one warning names the stage that waits. Default 60.
+        warn_after: Seconds without a batch after which one warning gives the reason. Default 60.
         timeout: Seconds without a batch after which iteration raises. None (default) waits forever.
 
     Raises:
@@ -184,11 +185,17 @@ class LiveLoader:
         return [queue.accepted for queue in self._pipeline.queues]
 
     def _describe_wait(self, outputs: list[int]) -> str:
-        """Return which stage has input but no output, and the fill level of the reservoir, as text.
+        """Return why no batch was delivered, as text.
+
+        If the metrics do not show why, the text names the stage that has input but no output, and the fill
+        level of the reservoir.
 
         Args:
             outputs: Result of :meth:`_output_counts` at the start of the wait.
         """
+        reason = find_wait_reason(self._pipeline.metrics(), self.notes(), self.options)
+        if reason is not None:
+            return reason
         now, metrics = self._output_counts(), list(self._pipeline.metrics().items())
         index = len(metrics) - 1
         while index and now[index - 1] == outputs[index - 1] and not metrics[index - 1][1]["queued"]:
