@@ -56,8 +56,8 @@ class PositionDataset:
         seed: Seed of ``symmetry`` and ``tier_probability`` (default 0). ``set_epoch`` selects their epoch.
         check: "sizes" compares the sizes of files with the manifest; "digests" also hashes every file
             (default "sizes").
-        where: SQL condition on the labels that selects positions; null counts as false (default None: all
-            positions).
+        where: SQL condition that selects positions, as for ``Loader``; null counts as false (default None:
+            all positions).
         newest: Number of games with the highest ids whose positions are selected (default None: all games).
         shards: Shards of the split to read, as for ``Loader`` (default None: all shards).
         weights: Weight of each position, as for ``Loader``. :meth:`epoch_indices` then contains a position of

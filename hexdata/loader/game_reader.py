@@ -26,6 +26,7 @@ from hexdata.games.find import binary_matrix
 from hexdata.games.findings import moves_on_stones
 from hexdata.loader.game_table import PACKED_PREFIX, GameTable
 from hexdata.loader.row_policies import RowPolicies, count_entries, find_ranges
+from hexdata.loader.stored_columns import StoredColumns, open_unchanged, table_digest
 from hexdata.policy import SparsePolicies
 from hexdata.pool import available_memory
 from hexdata.progress import SILENT, Progress
@@ -39,13 +40,12 @@ from hexdata.store.columns import convert_columns, stored_fields
 from hexdata.store.integrity import rebuild_hint, require_intact
 from hexdata.store.parquet import open_parquet, read_parquet, require_rows
 
-__all__ = ["read_game_table", "table_digest"]
+__all__ = ["read_game_table"]
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
-_TABLES: Final = ("games", "positions")
 _SMALL_TABLES: Final = ("games", "sources")
 """Tables that are always hashed."""
 _OTHER_SPLIT: Final = -2
@@ -69,11 +69,6 @@ _DENSE: Final = 8
 """Ratio of the range of numbers to their count up to which they are counted and not sorted."""
 _MEMORY_SHARE: Final = 0.8
 """Share of the available memory that a table may take."""
-
-
-def table_digest(store: Store) -> str:
-    """Return the digest that identifies the positions and games of a store."""
-    return store.manifest.digest(*_TABLES)
 
 
 def read_game_table(
@@ -118,8 +113,10 @@ def read_game_table(
     arrays = reader.read(progress)
     if not len(arrays["fill"]) and not len(arrays[PACKED_PREFIX + "position_id"]):
         raise ConfigError("the split has no positions", path=store.path, found=split)
-    again = partial(_read_again, store.path, table_digest(store), split, check=check, **given)
-    return GameTable(reader.board_size, arrays, again)
+    digest = table_digest(store)
+    again = partial(_read_again, store.path, digest, split, check=check, **given)
+    columns = StoredColumns(store.path, digest, store.manifest.targets)
+    return GameTable(reader.board_size, arrays, again, columns)
 
 
 def _read_again(path: AnyPath, digest: str, split: str, **options: Any) -> GameTable:
@@ -128,16 +125,7 @@ def _read_again(path: AnyPath, digest: str, split: str, **options: Any) -> GameT
     Raises:
         StoreError: The store has changed since.
     """
-    store = Store.open(path)
-    if table_digest(store) != digest:
-        raise StoreError(
-            "the store has changed since the loader was pickled",
-            path=path,
-            found=f"digest {table_digest(store)}",
-            expected=digest,
-            hint="Make a new loader.",
-        )
-    return read_game_table(store, split, **options)
+    return read_game_table(open_unchanged(path, digest), split, **options)
 
 
 def _check_files(store: Store, check: Check, progress: Progress) -> None:

@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import ConfigError
 from hexdata.fill import (
     POSITION_PLY,
     FillArray,
@@ -25,7 +24,8 @@ from hexdata.fill import (
 )
 from hexdata.loader.row_policies import RowPolicies
 from hexdata.loader.shared_arrays import SharedArrays
-from hexdata.schema import NO_MOVE, is_target
+from hexdata.loader.stored_columns import StoredColumns
+from hexdata.schema import EXTRA_PREFIX, NO_MOVE, is_target
 from hexdata.shards.blocks import SPARSE_FIELDS, Block, block_length, slice_rows, take_rows
 
 __all__ = ["PACKED_PREFIX", "GameTable", "TableRows"]
@@ -95,6 +95,8 @@ class GameTable:
               are absent if no member needs them. A position of a game that has a policy has no move.
             - ``packed.NAME`` (P, …): the fields of the other positions, as in a block, without policies.
         read_again: Returns an equal table. Called by a copy that cannot open the temporary file.
+        columns: Reads columns from the store that the table does not contain in full precision, for
+            :meth:`scan` (default None: it has no others).
 
     Attributes:
         board_size: Board size n.
@@ -105,11 +107,16 @@ class GameTable:
     """
 
     def __init__(
-        self, board_size: int, arrays: Mapping[str, Array], read_again: Callable[[], GameTable]
+        self,
+        board_size: int,
+        arrays: Mapping[str, Array],
+        read_again: Callable[[], GameTable],
+        columns: StoredColumns | None = None,
     ) -> None:
         self.board_size = board_size
         self.arrays = dict(arrays)
         self._read_again = read_again
+        self._columns = columns
         self._shared: SharedArrays | None = None
         self._use_arrays()
 
@@ -139,7 +146,7 @@ class GameTable:
             self._shared = SharedArrays(self.arrays)
             self.arrays = self._shared.arrays()
             self._use_arrays()
-        return _open_copy, (self.board_size, self._shared, self._read_again)
+        return _open_copy, (self.board_size, self._shared, self._read_again, self._columns)
 
     # --- reading --------------------------------------------------------------------------------------
 
@@ -147,6 +154,11 @@ class GameTable:
     def has_policies(self) -> bool:
         """Whether any position has a policy that is not one-hot."""
         return self._policies is not None
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the optional columns of the store, sorted."""
+        return self._columns.targets if self._columns else tuple(sorted(filter(is_target, self.arrays)))
 
     def bytes_per_row(self, members: Sequence[str]) -> int:
         """Return the approximate size of a gathered row in bytes, including its sparse policy."""
@@ -201,18 +213,16 @@ class GameTable:
         Each block also has ``policy_row``, the rows with a policy that is not one-hot, which may be empty.
 
         Args:
-            members: Names of the members; neither ``fill`` nor ``policy``.
+            members: Names of the members: labels and optional columns of the store. Columns that the table
+                does not contain, and ``extra.NAME``, which it contains as float32, are read from the store
+                and released after the scan.
 
         Raises:
-            ConfigError: The table has no tiers.
+            StoreError: The store, from which a column must be read, has changed or is damaged.
+            BudgetError: The columns do not fit into the available memory.
         """
-        if "value_sample_tier" in members and "tier" not in self.arrays:
-            raise ConfigError(
-                "the loader did not read the value sample tiers",
-                found="a condition on value_sample_tier after the loader was made",
-                hint="Make the loader with where='true', which reads them.",
-            )
-        labels = [name for name in members if name != "move"]
+        stored = self._read_columns(members)
+        labels = [name for name in members if name != "move" and name not in stored]
         games, first = len(self._fill), 0
         while first < games:
             row = int(self._starts[first])
@@ -225,11 +235,44 @@ class GameTable:
             if "move" in members:
                 block["move"] = self._moves_of_games(first, stop)
                 block["move"][with_policy] = NO_MOVE
+            block |= {name: column[row : self._starts[stop]] for name, column in stored.items()}
             yield {**block, "policy_row": with_policy}
             first = stop
         if block_length(self._packed):
             with_policy = self._rows_with_policy(self.game_rows, self.positions)
-            yield {name: self._packed[name] for name in members} | {"policy_row": with_policy}
+            block = {name: self._packed[name] for name in members if name not in stored}
+            block |= {name: column[self.game_rows :] for name, column in stored.items()}
+            yield {**block, "policy_row": with_policy}
+
+    def _read_columns(self, members: Sequence[str]) -> dict[str, Array]:
+        """Return the columns among the members that must be read from the store, (positions,) each."""
+        if self._columns is None:
+            return {}
+        missing = [
+            name
+            for name in members
+            if name.startswith(EXTRA_PREFIX)
+            or (is_target(name) and name not in self.arrays)
+            or (name == "value_sample_tier" and "tier" not in self.arrays)
+        ]
+        return self._columns.read(missing, self.positions, self.find_rows)
+
+    def find_rows(self, game_ids: Int64Array, plies: Array, position_ids: Int64Array) -> Int64Array:
+        """Return the rows of positions (B,), in any order; -1 for those outside the split.
+
+        Args:
+            game_ids: Ids of the games (B,), -1 for none.
+            plies: Plies in the games (B,).
+            position_ids: Ids of the positions (B,).
+        """
+        plies = plies.astype(np.int64)
+        games = _find_sorted(self.arrays["game_id"], game_ids)
+        first, stop = self._starts.take(games), self._starts.take(games + 1)
+        rows = np.where((games >= 0) & (first + plies < stop), first + plies, -1)
+        others = np.flatnonzero(games < 0)
+        packed = _find_sorted(self._packed["position_id"], position_ids[others])
+        rows[others] = np.where(packed >= 0, packed + self.game_rows, -1)
+        return rows
 
     def _rows_with_policy(self, start: int, stop: int) -> npt.NDArray[np.uint32]:
         return np.empty(0, np.uint32) if self._policies is None else self._policies.rows_in(start, stop)
@@ -326,14 +369,28 @@ class GameTable:
         return block
 
 
-def _open_copy(board_size: int, shared: SharedArrays, read_again: Callable[[], GameTable]) -> GameTable:
+def _open_copy(
+    board_size: int,
+    shared: SharedArrays,
+    read_again: Callable[[], GameTable],
+    columns: StoredColumns | None,
+) -> GameTable:
     try:
         arrays = shared.arrays()
     except (FileNotFoundError, PermissionError):  # gone, or of another user
         return read_again()
-    table = GameTable(board_size, arrays, read_again)
+    table = GameTable(board_size, arrays, read_again, columns)
     table._shared = shared
     return table
+
+
+def _find_sorted(numbers: Int64Array, wanted: Int64Array) -> Int64Array:
+    """Return the index of each wanted number in ascending numbers, -1 for those that do not occur."""
+    found = np.searchsorted(numbers, wanted)
+    if not len(numbers):
+        return found - 1
+    occurs = numbers.take(found, mode="clip") == wanted
+    return np.where(occurs, found, -1)
 
 
 def _index_rows(starts: Array) -> tuple[int, Array, int]:

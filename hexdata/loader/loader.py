@@ -36,7 +36,6 @@ from hexdata.loader.checkpoint import (
     where_of_state,
 )
 from hexdata.loader.exact import ExactEpoch, SelectedRows
-from hexdata.loader.game_reader import table_digest
 from hexdata.loader.game_table import GameTable
 from hexdata.loader.map_ahead import map_ahead
 from hexdata.loader.opening import (
@@ -50,6 +49,7 @@ from hexdata.loader.opening import (
 from hexdata.loader.options import LoaderOptions, Mode, Remainder
 from hexdata.loader.row_filter import RowSubset
 from hexdata.loader.schedule import Epoch, PackedStep
+from hexdata.loader.stored_columns import table_digest
 from hexdata.loader.stream import StreamEpoch
 from hexdata.loader.transform import TransformFunction, make_transform
 from hexdata.loader.weights import RealisedWeights, Weights, weights_text
@@ -114,8 +114,10 @@ class Loader:
             warning and an entry in ``skipped``. "skip" requires shards (default "raise").
         check: "sizes" compares the sizes of files with the manifest; "digests" also hashes every file and, in
             games mode, compares every board with its game (default "sizes").
-        where: SQL condition on the labels that selects positions, such as ``"value_sample_tier < 2"``. Null
-            counts as false. ``set_epoch`` can change it. Not in stream mode (default None: all positions).
+        where: SQL condition that selects positions by labels, such as ``"value_sample_tier < 2"``, and by
+            the results of a search that the store has, such as ``"visits >= 100 AND extra.temperature <
+            0.5"``. Null counts as false. ``set_epoch`` can change it. Not in stream mode (default None: all
+            positions).
         newest: Number of games with the highest ids whose positions are selected. Not in stream mode (default
             None: all games).
         shards: Shards of the split to read, counted from 0 in the order of the manifest: text with the first
@@ -123,9 +125,10 @@ class Loader:
             mode (default None: all shards).
         weights: Weight of each position, from 0 to 65,535. Each epoch delivers a position of weight w
             floor(w) or ceil(w) times, w times on average, and 0 leaves it out. An SQL expression over the
-            labels, such as ``"CASE WHEN value_sample_tier = 0 THEN 2 ELSE 0.5 END"``; or numbers (positions
-            of the split,) in stored order; or a pair of position ids and weights, both (M,), in any order,
-            which contains every position of the split. Not in stream mode (default None: each position once).
+            columns of ``where``, such as ``"weight"`` or ``"CASE WHEN value_sample_tier = 0 THEN 2 ELSE 0.5
+            END"``; or numbers (positions of the split,) in stored order; or a pair of position ids and
+            weights, both (M,), in any order, which contains every position of the split. Not in stream mode
+            (default None: each position once).
         streams: (P, Q) of stream mode: each global batch has P parts, and consecutive steps cycle through Q
             streams per part, so an epoch is read as P · Q streams. The number of ranks must divide P, and the
             number of workers Q (default (4, 4)).

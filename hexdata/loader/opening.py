@@ -135,8 +135,10 @@ def open_game_rows(
         )
     choices = store.manifest.stages.get("shuffle", {}).get("choices")
     if choices:
+        merged = ", and positions that the shuffle merged are not merged" if "merge" in choices else ""
         warnings.warn(
-            f"games mode delivers all positions: it does not apply the choices of the shuffle, {choices}",
+            "games mode delivers all positions: it does not apply the choices of the shuffle, "
+            f"{choices}{merged}",
             stacklevel=4,
         )
     targets = store.manifest.targets

@@ -1,12 +1,12 @@
 """Selection of the rows of a split by condition, by game or by policy.
 
-The selection is computed once, from labels; boards are not read.
+The selection is computed once, from labels and optional columns; boards and policies are not read.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -16,9 +16,9 @@ import pyarrow as pa
 from hexdata.errors import ConfigError
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.row_source import RowSource
-from hexdata.schema import NO_GAME, NO_MOVE
+from hexdata.schema import EXTRA_PREFIX, NO_GAME, NO_MOVE, is_target
 from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
-from hexdata.shards.blocks import SENTINELS, Block
+from hexdata.shards.blocks import SENTINELS, Block, null_of
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
 __all__ = ["LOW_BITS", "RowSubset", "evaluate_labels", "select_rows"]
@@ -32,8 +32,17 @@ _LABELS: Final = {
     **dict.fromkeys((*SENTINELS, "player_to_move", "position_id"), "BIGINT"),
     "value": "FLOAT",
 }
-"""SQL type of each column of ``where`` and ``weights``. Signed, so that ``position_in_game -
+"""SQL type of each label of ``where`` and ``weights``. Signed, so that ``position_in_game -
 total_positions`` is valid."""
+_TARGETS: Final = {"root_value": "FLOAT", "visits": "BIGINT", "weight": "FLOAT"}
+"""SQL type of each optional column. The columns ``extra.NAME``, DOUBLE, are the fields of a struct."""
+_STRUCT: Final = EXTRA_PREFIX.removesuffix(".")
+_OTHER_COLUMNS: Final = ("policy", "board", "metadata", "winner")
+"""Columns of positions that a loader does not evaluate."""
+_HINTS: Final = dict.fromkeys(
+    _OTHER_COLUMNS,
+    "A loader does not evaluate it; `hexdata shuffle --where` selects by policy, metadata and winner.",
+)
 _NUMBERS: Final = ("BIGINT", "DECIMAL", "DOUBLE", "FLOAT", "HUGEINT", "INTEGER", "SMALLINT", "TINYINT", "U")
 """Beginnings of the names of DuckDB's types of numbers."""
 _MEMORY: Final = 256 << 20
@@ -90,8 +99,10 @@ def select_rows(source: RowSource, options: LoaderOptions) -> RowSubset | None:
         options: Options of the loader.
 
     Raises:
-        ConfigError: ``where`` is not a condition on the labels of a position or fails for one, or no row is
-            selected.
+        ConfigError: ``where`` is not a condition on the labels and optional columns of a position or fails
+            for one, or no row is selected.
+        StoreError: A column that must be read from a store is damaged, or the store has changed.
+        BudgetError: Such a column does not fit into memory.
     """
     skips_finals = options.batch.final_policy == "skip"
     if options.where is None and options.newest is None and not skips_finals:
@@ -147,74 +158,101 @@ def _in_newest_games(source: RowSource, games: int) -> Iterator[BoolArray]:
 
 
 def _matches(source: RowSource, where: str) -> Iterator[BoolArray]:
-    """Yield, for some rows at a time, which positions satisfy ``where``. Only the labels in it are read."""
+    """Yield, for some rows at a time, which positions satisfy ``where``; null counts as false. Only the
+    columns in it are read.
+    """
     with duckdb_session(memory=_MEMORY, threads=1) as con:
-        predicate = _read_predicate(con, where)
-        labels = sorted(predicate.columns) or ["position_id"]
-        for block in source.scan(labels):
+        predicate = check_condition("where", _check(con, "where", where, source))
+        columns = _columns_in(predicate, source)
+        for block in source.scan(columns):
+            mask = np.zeros(len(block[columns[0]]), np.bool_)
             with explain_failures(predicate):
-                mask = _evaluate(con, {name: block[name] for name in labels}, predicate)
+                found = _query(
+                    con, {name: block[name] for name in columns}, "SELECT _row", f"WHERE {predicate.sql}"
+                )
+            mask[found["_row"]] = True
             yield mask
 
 
 def evaluate_labels(source: RowSource, option: str, text: str) -> Iterator[npt.NDArray[np.float64]]:
-    """Yield, for some rows at a time, the value of an SQL expression over the labels; NaN for null.
+    """Yield, for some rows at a time, the value of an SQL expression over labels and optional columns; NaN
+    for null.
 
     Args:
         source: The rows of the split.
         option: Name of the option that the expression was given for.
-        text: The expression. Only the labels in it are read.
+        text: The expression. Only the columns in it are read.
 
     Raises:
-        ConfigError: It is not a number that depends only on the labels of a position, or it fails for one.
+        ConfigError: It is not a number that depends only on these columns of a position, or it fails for one.
+        StoreError: A column that must be read from a store is damaged, or the store has changed.
+        BudgetError: Such a column does not fit into memory.
     """
     with duckdb_session(memory=_MEMORY, threads=1) as con:
-        expression = check_expression(con, option, text, _LABELS)
+        expression = _check(con, option, text, source)
         if not expression.type.startswith(_NUMBERS):
             raise ConfigError(
                 f"{option} is not a number",
                 found=f"{expression.type} from {text}",
                 expected="an expression such as CASE WHEN value_sample_tier = 0 THEN 2 ELSE 0.5 END",
             )
-        labels = sorted(expression.columns) or ["position_id"]
-        for block in source.scan(labels):
-            values = np.full(len(block[labels[0]]), np.nan)
+        columns = _columns_in(expression, source)
+        for block in source.scan(columns):
+            values = np.full(len(block[columns[0]]), np.nan)
             select = f"SELECT _row, {expression.sql}::DOUBLE AS value"
             with explain_failures(expression):
-                found = _query(con, {name: block[name] for name in labels}, select)
+                found = _query(con, {name: block[name] for name in columns}, select)
             values[found["_row"]] = np.ma.filled(found["value"], np.nan)
             yield values
 
 
-def _read_predicate(con: DuckDBPyConnection, where: str) -> Expression:
-    """Parse ``where`` and check that it depends only on the labels of a position.
+def _check(con: DuckDBPyConnection, option: str, text: str, source: RowSource) -> Expression:
+    """Parse an expression and check that it depends only on labels and optional columns of a position.
 
     Raises:
-        ConfigError: It is not such a condition.
+        ConfigError: It is not such an expression.
     """
-    return check_condition("where", check_expression(con, "where", where, _LABELS))
+    types = _LABELS | {name: kind for name, kind in _TARGETS.items() if name in source.targets}
+    extras = [f'"{name.removeprefix(EXTRA_PREFIX)}" DOUBLE' for name in _extras(source.targets)]
+    if extras:
+        types[_STRUCT] = f"STRUCT({', '.join(extras)})"
+    return check_expression(con, option, text, types, _HINTS)
 
 
-def _evaluate(con: DuckDBPyConnection, labels: Block, predicate: Expression) -> BoolArray:
-    """Return which positions satisfy the condition. Null counts as false."""
-    mask = np.zeros(len(next(iter(labels.values()))), np.bool_)
-    mask[_query(con, labels, "SELECT _row", f"WHERE {predicate.sql}")["_row"]] = True
-    return mask
+def _columns_in(expression: Expression, source: RowSource) -> list[str]:
+    """Return the columns that an expression needs, at least one."""
+    names = set(expression.names)
+    if _STRUCT in names:
+        names = names - {_STRUCT} | set(_extras(source.targets))
+    return sorted(names) or ["position_id"]
 
 
-def _query(con: DuckDBPyConnection, labels: Block, select: str, where: str = "") -> dict[str, Any]:
-    """Return the columns of a query over labels and ``_row``, the index of each position."""
-    rows = len(next(iter(labels.values())))
-    arrays = {name: pa.array(array) for name, array in labels.items()}
+def _extras(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(EXTRA_PREFIX)]
+
+
+def _query(con: DuckDBPyConnection, block: Block, select: str, where: str = "") -> dict[str, Any]:
+    """Return the columns of a query over columns and ``_row``, the index of each position."""
+    rows = len(next(iter(block.values())))
+    arrays = {name: _to_arrow(name, array) for name, array in block.items()}
     con.register("labels", pa.table({"_row": pa.array(np.arange(rows)), **arrays}))
-    columns = ", ".join(_column_sql(name) for name in labels)
     found: dict[str, Any] = con.execute(
-        f"{select} FROM (SELECT _row, {columns} FROM labels) {where}"
+        f"{select} FROM (SELECT {', '.join(['_row', *_columns_sql(block)])} FROM labels) {where}"
     ).fetchnumpy()
     return found
 
 
-def _column_sql(name: str) -> str:
-    """Return the SQL of a label, with sentinels replaced by null."""
-    value = f"nullif({name}, {SENTINELS[name]})" if name in SENTINELS else name
-    return f"({value})::{_LABELS[name]} AS {name}"
+def _to_arrow(name: str, array: npt.NDArray[Any]) -> pa.Array:
+    """Return a column with nulls instead of the numbers that represent null in shards."""
+    if name not in SENTINELS and not is_target(name):
+        return pa.array(array)
+    null = null_of(name)
+    return pa.array(array, mask=np.isnan(array) if np.isnan(null) else array == null)
+
+
+def _columns_sql(names: Mapping[str, Any]) -> list[str]:
+    """Return the SQL of columns. The columns ``extra.NAME`` become one struct."""
+    types = _LABELS | _TARGETS
+    columns = [f'"{name}"::{types[name]} AS "{name}"' for name in names if name in types]
+    fields = ", ".join(f'"{name.removeprefix(EXTRA_PREFIX)}" := "{name}"' for name in _extras(names))
+    return [*columns, f"struct_pack({fields}) AS {_STRUCT}"] if fields else columns

@@ -25,6 +25,10 @@ class RowSource(Protocol):
 
     positions: int
 
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the optional columns, which only some stores have, sorted."""
+
     def bytes_per_row(self, members: Sequence[str]) -> int:
         """Return the approximate size of these members of one row in bytes."""
 
@@ -38,4 +42,7 @@ class RowSource(Protocol):
         """Return members of rows (B,) as one block, in the order given."""
 
     def scan(self, members: Sequence[str]) -> Iterator[Block]:
-        """Yield labels of all rows in order, and ``policy_row``, the rows with a dense policy."""
+        """Yield labels of all rows in order, and ``policy_row``, the rows with a dense policy.
+
+        Optional columns have the dtypes of shards, and the numbers of ``null_of`` for null.
+        """

@@ -102,8 +102,8 @@ def read_weights(source: RowSource, given: Weights) -> RowWeights:
 
     Args:
         source: The rows of the split.
-        given: An SQL expression over the labels; or one weight for each row (N,); or a pair of position ids
-            and weights, both (M,), in any order. Ids that are not in the split are not used.
+        given: An SQL expression over labels and optional columns; or one weight for each row (N,); or a pair
+            of position ids and weights, both (M,), in any order. Ids that are not in the split are not used.
 
     Raises:
         ConfigError: A weight is missing, negative, not finite or above 65,535, or the arrays have another
@@ -130,12 +130,17 @@ def read_weights(source: RowSource, given: Weights) -> RowWeights:
 def _weight_error(source: RowSource, row: int, found: float, given: Weights) -> ConfigError:
     (position,) = source.take(np.array([row]), ("position_id",))["position_id"].tolist()
     null = isinstance(given, str) and found != found  # NaN
+    hint = None
+    if null:
+        hint = "Use coalesce(…, 1) for unknown numbers."
+    elif isinstance(given, str) and found > _LARGEST:
+        hint = f"Use least(…, {_LARGEST}), or divide all weights by the same number."
     return ConfigError(
         "a weight cannot be used",
         record=f"position {position}",
         found="null or nan" if null else repr(found),
         expected=f"a number from 0 to {_LARGEST:,}",
-        hint="Use coalesce(…, 1) for unknown labels." if null else None,
+        hint=hint,
     )
 
 

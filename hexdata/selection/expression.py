@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from hexdata.errors import ConfigError
@@ -81,14 +82,20 @@ class Expression:
     Attributes:
         option: name of the option that it was given for.
         text: the expression as given.
-        columns: names of the columns it uses.
+        names: names of the columns it uses. Of the struct ``extra``, the fields ``extra.NAME`` that it uses;
+            or ``extra`` itself, if it uses the whole struct.
         type: DuckDB's name of its type.
     """
 
     option: str
     text: str
-    columns: frozenset[str]
+    names: frozenset[str]
     type: str
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Names of the columns it uses: ``extra`` for every field of that struct."""
+        return frozenset(name.partition(".")[0] for name in self.names)
 
     @property
     def sql(self) -> str:
@@ -96,21 +103,29 @@ class Expression:
         return f"(\n{self.text}\n)"  # the line break ends a comment
 
 
-def check_expression(con: DuckDBPyConnection, option: str, text: str, columns: dict[str, str]) -> Expression:
+def check_expression(
+    con: DuckDBPyConnection,
+    option: str,
+    text: str,
+    columns: Mapping[str, str],
+    hints: Mapping[str, str] = MappingProxyType({}),
+) -> Expression:
     """Parse a text and check that it is one expression that depends only on the given columns.
 
     Args:
         con: open DuckDB session; parses and binds the expression without evaluating it.
         option: name of the option, for error messages.
         text: the expression.
-        columns: DuckDB's types of the columns that may be used, by name.
+        columns: DuckDB's types of the columns that may be used, by name. The fields of a struct ``extra`` may
+            be used as ``extra.NAME``.
+        hints: hints of the errors for some names that are not columns (default: none).
 
     Raises:
         ConfigError: the text is not an expression or contains something that is not allowed.
     """
-    check = _ExpressionCheck(con, option, text)
+    check = _ExpressionCheck(con, option, text, hints)
     node = check.parse()
-    names = check.walk(node, columns)
+    names = check.walk(node, check.names_of(columns))
     empty = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns.items())
     try:
         kind = con.sql(f"SELECT (\n{text}\n) AS found FROM (SELECT {empty} WHERE false)").types[0]
@@ -160,10 +175,11 @@ def first_line(error: Exception) -> str:
 class _ExpressionCheck:
     """Check of one expression."""
 
-    def __init__(self, con: DuckDBPyConnection, option: str, text: str) -> None:
+    def __init__(self, con: DuckDBPyConnection, option: str, text: str, hints: Mapping[str, str]) -> None:
         self.con = con
         self.option = option
         self.text = text
+        self.hints = hints
 
     def error(self, reason: str, expected: str, hint: str | None = None) -> ConfigError:
         return ConfigError(
@@ -199,8 +215,25 @@ class _ExpressionCheck:
         node: SyntaxNode = selected[0]
         return node
 
-    def walk(self, tree: SyntaxNode, columns: Collection[str]) -> set[str]:
-        """Check every node of a syntax tree and return the names of the columns it uses."""
+    def names_of(self, columns: Mapping[str, str]) -> dict[str, str]:
+        """Return the names of columns, and of the fields of ``extra``, by their spelling in lower case."""
+        names = {name.lower(): name for name in columns}
+        if _STRUCT in columns:
+            try:
+                (struct,) = self.con.sql(f"SELECT NULL::{columns[_STRUCT]}").types
+            except QUERY_ERRORS as error:  # names that differ only in case
+                raise self.error(first_line(error), f"a column {_STRUCT} that DuckDB can read") from error
+            fields = [f"{_STRUCT}.{field}" for field, _ in struct.children]
+            names |= {name.lower(): name for name in fields}
+        return names
+
+    def walk(self, tree: SyntaxNode, columns: Mapping[str, str]) -> set[str]:
+        """Check every node of a syntax tree and return the names that it uses.
+
+        Args:
+            tree: The tree.
+            columns: Names that may be used, by their spelling in lower case.
+        """
         nodes = [node for node in syntax_nodes(tree) if "class" in node]
         for node in nodes:
             self._check_class(node)
@@ -229,20 +262,27 @@ class _ExpressionCheck:
     def _not_scalar_error(self, name: str) -> ConfigError:
         return self.error(f"{name} is not a function of a single row", "functions of a single row")
 
-    def _column(self, path: list[str], columns: Collection[str]) -> str:
-        name = path[-1].lower()
-        if path[0].lower() == _STRUCT and _STRUCT in columns and len(path) == 2:
-            return _STRUCT  # the binder checks the name of the field
-        if len(path) > 1:
+    def _column(self, path: list[str], columns: Mapping[str, str]) -> str:
+        is_field = len(path) == 2 and path[0].lower() == _STRUCT
+        if len(path) > 1 and not is_field:
             raise self.error(
                 f"{'.'.join(path)}: a column name must not be qualified", "the name of the column alone"
             )
-        if name not in columns:
-            within = sorted(column for column in columns if name in column)
-            similar = within or difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
-            hint = f"Did you mean {similar[0]}?" if similar else "Put text in single quotes."
-            raise self.error(f"no column {path[-1]!r}", f"one of {', '.join(sorted(columns))}", hint)
-        return name
+        found = ".".join(path)
+        name = found.lower()
+        is_quoted = not is_field and "." in name  # "extra.NAME" in quotes is one name, not a field
+        if name in columns and not is_quoted:
+            return columns[name]
+        hint = self.hints.get(name) or self._similar_column(name, columns, is_quoted=is_quoted)
+        raise self.error(f"no column {found!r}", f"one of {', '.join(_listed(columns))}", hint)
+
+    def _similar_column(self, name: str, columns: Mapping[str, str], *, is_quoted: bool) -> str:
+        """Return a hint for a name that is not a column."""
+        within = sorted(column for column in columns if name in column)
+        similar = within or difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
+        if not similar:
+            return "Put text in single quotes."
+        return f"Did you mean {columns[similar[0]]}{', without quotes' if is_quoted else ''}?"
 
     def _check_functions(self, names: set[str]) -> None:
         """Check functions by DuckDB's catalog; a macro is checked by its definition."""
@@ -259,7 +299,7 @@ class _ExpressionCheck:
             if kind == "table" and name in scalar:  # repeat, for example: an expression calls the scalar one
                 continue
             if kind == "macro":
-                self.walk(self._parsed(definition), [p.lower() for p in parameters])
+                self.walk(self._parsed(definition), {p.lower(): p for p in parameters})
             elif kind != "scalar":
                 raise self._not_scalar_error(name)
             elif stability != "CONSISTENT" or name in _VERSION_DEPENDENT:
@@ -268,6 +308,12 @@ class _ExpressionCheck:
                 raise self.error(
                     f"{name}: dates and times are not allowed", "functions of numbers, texts and lists"
                 )
+
+
+def _listed(columns: Mapping[str, str]) -> list[str]:
+    """Return the sorted names of columns; of the struct ``extra`` only its fields."""
+    has_fields = any(name.startswith(f"{_STRUCT}.") for name in columns)
+    return sorted(name for name in columns.values() if not (has_fields and name == _STRUCT))
 
 
 def _without_locations(tree: SyntaxNode) -> str:

@@ -16,6 +16,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from hexdata.policy import SparsePolicies
 from hexdata.progress import SILENT, Progress
+from hexdata.schema import is_target
 from hexdata.shards.block_check import find_bad_policy, find_bad_row
 from hexdata.shards.blocks import POLICY_FIELDS, Block, policies_to_members
 from hexdata.shards.files import LocalShard, MappableSource, open_shards, row_bytes
@@ -236,6 +237,11 @@ class MappedShards:
         """Wait until the shards are read ahead, if :meth:`read_ahead` was called."""
         if self._read_ahead is not None:
             self._read_ahead.wait()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Names of the optional columns, which only some stores have, sorted."""
+        return tuple(sorted(filter(is_target, self._fields)))
 
     def bytes_per_row(self, members: Sequence[str]) -> int:
         """Return the size of these fields of one row in bytes, including a dense policy."""

@@ -176,3 +176,22 @@ def test_accepted_expressions_cannot_leave_their_parentheses(con, text):
     found = con.sql(f"SELECT 7 AS before, {passed.sql} AS found, 8 AS after FROM (SELECT 0.0 AS value)")
     assert found.columns == ["before", "found", "after"]
     assert [row[::2] for row in found.fetchall()] == [(7, 8)]
+
+
+def test_names_of_fields(con):
+    columns = {**COLUMNS, "extra": 'STRUCT("Odd" DOUBLE, "even" DOUBLE)'}
+    for text, names in [
+        ("extra.odd > 1 AND value = 1", {"extra.Odd", "value"}),
+        ("EXTRA.Even + extra.ODD > 1", {"extra.Odd", "extra.even"}),
+        ("struct_extract(extra, 'even') > 1", {"extra"}),
+    ]:
+        found = check_expression(con, "where", text, columns)
+        assert found.names == names
+        assert found.columns == {name.partition(".")[0] for name in names}
+    with pytest.raises(ConfigError, match=r"no column 'extra\.ode'.*one of extra\.Odd, extra\.even, flags"):
+        check_expression(con, "where", "extra.ode > 1", columns)
+    with pytest.raises(ConfigError, match=r"no column 'board'.*not here"):
+        check_expression(con, "where", "board = 1", columns, {"board": "not here"})
+    twice = {**COLUMNS, "extra": 'STRUCT("odd" DOUBLE, "Odd" DOUBLE)'}
+    with pytest.raises(ConfigError, match="expected a column extra that DuckDB can read"):
+        check_expression(con, "where", "value = 1", twice)
