@@ -396,6 +396,31 @@ def test_a_shared_payload_is_refused_with_a_hint(tmp_path, fast, part):
     assert "deepcopy" in str(error)
 
 
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_examples_may_share_numpy_scalars(tmp_path, fast, protocol):
+    shared = [np.float32(0.75), np.int8(98), np.True_, np.float64("nan"), np.uint64(1 << 40)]
+    examples = [
+        example(ply, ply, temperature=shared[ply % 2], value=np.float32(ply % 2), flag=np.bool_(ply % 3))
+        | {"score": shared[0], "noise": shared[3], "count": np.int8(ply % 5), "seed": shared[4]}
+        for ply in range(24)
+    ]
+    path = save_pickle(tmp_path / "a", top_level(examples, scalar=shared[0]), protocol)
+    rows, rejected, _ = read(path, fast)
+    assert rejected == []
+    for ply, row in enumerate(rows):
+        metadata = json.loads(row["metadata"])
+        numbers = metadata["hexdata:example"]
+        assert (metadata["temperature"], metadata["flag"]) == (shared[ply % 2], bool(ply % 3))
+        assert numbers == {"score": 0.75, "noise": "nan", "count": ply % 5, "seed": 1 << 40}
+        types = metadata["hexdata:example_types"]
+        assert types == {
+            "score": "numpy <f4",
+            "noise": "numpy <f8",
+            "count": "numpy |i1",
+            "seed": "numpy <u8",
+        }
+
+
 def test_memory_does_not_grow_with_the_number_of_examples(tmp_path, fast):
     path = save_pickle(tmp_path / "a", top_level(shared_everything()))
     with LegacyReader(path, fast=fast) as file:

@@ -30,7 +30,7 @@ __all__ = ["ENTRY_COST", "Memo", "PendingPairs", "is_kept", "is_pair", "mixed_nu
 
 Int64Array = npt.NDArray[np.int64]
 
-_KEPT_TYPES: Final = frozenset([str, EnumValue, PickledDtype, AllowedGlobal])
+_KEPT_TYPES: Final = frozenset([str, EnumValue, PickledDtype, PickledScalar, AllowedGlobal])
 """Types of objects that are kept after their example. Arrays, dicts and tuples are dropped, except pairs of
 integers: all positions of a game may share the tuple of its id."""
 
@@ -51,10 +51,11 @@ _PLAIN: Final = frozenset(
 def is_kept(value: object) -> bool:
     """Return whether an object is kept after its example.
 
-    That includes ``b"b"``, an argument of NumPy in every array.
+    That includes single bytes, which Python shares: ``b"b"`` is an argument of NumPy in every array, and
+    ``b"\\x01"`` is the content of ``np.True_``.
     """
     kind = type(value)
-    return kind in _KEPT_TYPES or (kind is bytes and value == b"b")
+    return kind in _KEPT_TYPES or (kind is bytes and len(value) == 1)  # type: ignore[arg-type]
 
 
 def is_pair(value: object) -> bool:
@@ -168,7 +169,7 @@ class Memo:
             "an example shares an object with another example, which hexdata does not support",
             code=Reason.SHARED_PAYLOAD,
             found=f"memo number {index}",
-            expected="examples that share only texts, enum members, dtypes and pairs of integers",
+            expected="examples that share only texts, enum members, NumPy scalars, dtypes and pairs of integers",
             hint="Write the pickle again with a separate copy.deepcopy of each example.",
         )
 
