@@ -134,8 +134,8 @@ def export_pickles(
 
     Raises:
         ConfigError: an argument has the wrong type.
-        StoreError: there is no store, it is damaged, it has no shuffle (for the order "shuffled"), or
-            another process writes to it.
+        StoreError: there is no store, it is damaged, it has no shuffle or one of merged positions (for the
+            order "shuffled"), or another process writes to it.
         InputError: a source has content that cannot be written as a pickle; the message names it.
         BudgetError: the workers do not fit into the memory, or the disk is full.
         EngineError: a machine of ``engine`` differs from this one or cannot access the store.
@@ -146,6 +146,12 @@ def export_pickles(
     with target.writing(stage), journaled(target.path, stage) as journal:
         if settings.order == "shuffled":
             target.require_stage("shuffle")
+            if "merge" in target.manifest.stages["shuffle"]["choices"]:
+                raise StoreError(
+                    "the positions of the shuffle are merged, and legacy pickles cannot hold their weights",
+                    path=target.path,
+                    hint="Shuffle the store without --merge, or export shards.",
+                )
         engine.require([], target.path)
         resumed, already_done = _PickleExport(target, settings, progress, engine).run()
         files = target.manifest.files_in(f"pickles/{settings.order}")
@@ -456,10 +462,14 @@ class _PickleExport(ExportRun):
 
     def complete(self, entries: Mapping[str, FileFacts]) -> tuple[dict[str, FileFacts], dict[str, Any]]:
         found = sum(facts.rows for facts in entries.values())
-        expected = self.store.manifest.counts.get("positions", 0)
+        manifest = self.store.manifest
+        if self.options.order == "shuffled":
+            inputs, expected = "shuffle", sum(facts.rows for facts in manifest.files_in("shuffled").values())
+        else:
+            inputs, expected = "store", manifest.counts.get("positions", 0)
         if found != expected:
             raise StoreError(
-                "the pickles do not contain every position of the store",
+                f"the pickles do not contain every position of the {inputs}",
                 path=self.store.path,
                 found=f"{found:,} positions",
                 expected=f"{expected:,} positions",

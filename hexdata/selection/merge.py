@@ -106,13 +106,14 @@ def merge_positions(
         folder: folder for the lookup tables that the resulting query reads.
 
     Raises:
-        ConfigError: the store has a column ``extra.count`` already.
+        ConfigError: the store has a column ``extra.count`` already, in upper or lower case.
     """
     targets = [name for name in tables.position_columns if is_target(name)]
-    if COUNT in targets:
+    taken = next((name for name in targets if name.lower() == COUNT), None)
+    if taken is not None:
         raise ConfigError(
-            f"merge cannot be used with this store, because its sources have a column {COUNT}",
-            expected="no column of this name, which is that of the number of merged positions",
+            f"merge cannot be used with this store, because its sources have a column {taken}",
+            expected=f"no column {COUNT} in upper or lower case, which is the number of merged positions",
         )
     keyed = _write_keys(con, rows, targets, folder / "merge-keys.parquet")
     unsorted = _write_groups(con, keyed, targets, folder / "merge-groups.parquet")

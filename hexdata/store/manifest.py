@@ -49,6 +49,8 @@ StoreFile = Annotated[str, Matching(_FILE_NAME, "the path of a file that hexdata
 _Split = Literal["train", "val", "test"]
 _Fraction = Annotated[float, Within(0, 1)]
 _Targets = Annotated[list[str], AtMost(len(TARGETS) + MAX_EXTRAS)]
+_ShuffledTargets = Annotated[list[str], AtMost(len(TARGETS) + MAX_EXTRAS + 1)]
+"""A shuffle that merges positions adds a column."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class _ShuffleStage:
         str | int,
     ]
     left_out: dict[Literal["where", "dedup", "per_game", "balance_by", "merge"], Count]
-    targets: _Targets | None = None
+    targets: _ShuffledTargets | None = None
     """Optional columns of the buckets. Not in manifests of schema version 1."""
 
 
@@ -328,13 +330,14 @@ def _check_targets(manifest: _ManifestFile, path: AnyPath) -> None:
             path=path,
             hint=_HINT,
         )
-    listed = names or []
-    valid = all(map(is_target, listed)) and len({name.lower() for name in listed}) == len(listed)
-    if not valid or listed != sorted(listed):
-        raise StoreError(
-            "the manifest has invalid targets",
-            path=path,
-            found=shortened(repr(listed)),
-            expected="a sorted list of distinct names among root_value, visits, weight and extra.NAME",
-            hint=_HINT,
-        )
+    shuffle = manifest.stages.shuffle
+    for listed in (names or [], (shuffle and shuffle.targets) or []):
+        valid = all(map(is_target, listed)) and len({name.lower() for name in listed}) == len(listed)
+        if not valid or listed != sorted(listed):
+            raise StoreError(
+                "the manifest has invalid targets",
+                path=path,
+                found=shortened(repr(listed)),
+                expected="a sorted list of distinct names among root_value, visits, weight and extra.NAME",
+                hint=_HINT,
+            )

@@ -20,6 +20,7 @@ from hexdata.export.pickles import NO_TIME, PicklesOptions, export_pickles
 from hexdata.formats.trmph import write_trmph
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
+from hexdata.verify import verify_store
 from tests.legacy_pickles import example, load_pickle, save_pickle, top_level
 
 N = 5
@@ -55,6 +56,19 @@ def mixed_store(tmp_path_factory):
     convert_sources([folder / "in"], folder / "store", options)
     shuffle_store(folder / "store", ShuffleOptions(seed=5, buckets=3, threads=1))
     return folder / "store"
+
+
+def test_pickles_contain_the_selected_positions_and_no_merged_ones(mixed_store, copy_store):
+    store = copy_store(mixed_store)
+    result = shuffle_store(store, ShuffleOptions(seed=5, buckets=2, threads=1, where="position_in_game < 2"))
+    assert 0 < result.positions < 628
+    assert export_pickles(store, SHUFFLED).positions == result.positions
+    assert verify_store(store).ok
+    shuffle_store(store, ShuffleOptions(seed=5, buckets=2, threads=1, merge="positions"))
+    with pytest.raises(StoreError, match="cannot hold their weights"):
+        export_pickles(store, SHUFFLED)
+    assert not list((store / "pickles").rglob("*.pkl.gz"))
+    assert export_pickles(store, ORIGINAL).positions == 628
 
 
 def test_shuffled_pickles_have_the_legacy_layout(mixed_store, copy_store):

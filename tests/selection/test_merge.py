@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from hexdata.board import SYMMETRIES, pack_boards, symmetry_table, transform_planes
+from hexdata.errors import ConfigError
 from hexdata.policy import SparsePolicies
 from hexdata.schema import positions_schema, sql_columns
 from hexdata.selection import merge
@@ -166,6 +167,13 @@ def test_the_result_depends_neither_on_threads_nor_on_the_weight(tmp_path: Path)
     for row, root in zip(results[1], results[2], strict=True):
         assert root.pop("weight") == pytest.approx(row.pop("weight") ** 0.5)
         assert row == root
+
+
+@pytest.mark.parametrize("name", ["extra.count", "extra.COUNT"])
+def test_a_store_with_a_column_of_the_count_is_refused(tmp_path: Path, name: str):
+    tables = StoreTables("", "", "", {name: "DOUBLE"}, (), ())
+    with duckdb_session(memory=100 << 20, threads=1) as con, pytest.raises(ConfigError, match=name):
+        merge.merge_positions(con, tables, "", "count", tmp_path)
 
 
 @pytest.mark.parametrize("rows", [1, 7])
