@@ -39,7 +39,7 @@ from hexdata.games.findings import (
     findings_without_game,
     game_findings,
 )
-from hexdata.schema import is_legacy_format
+from hexdata.schema import GAME_FORMATS, is_legacy_format
 from hexdata.storage import AnyPath, storage_of, translate_errors
 from hexdata.store.files import digest_beginning, digest_file, read_bounded, write_bytes
 from hexdata.strict_json import AtMost, Count, HexDigest, Matching, Within, check_value, parse_json
@@ -538,7 +538,8 @@ def complete_spools(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> lis
     result = list(spools)
     if cuts is not None and (cuts < NO_CUT).any():
         result = _truncate(spools, facts, cuts)
-    findings = game_findings(result, None if cuts is None else cuts < NO_CUT)
+    cut = None if cuts is None else cuts < NO_CUT
+    findings = game_findings(result, cut, replayed=facts[0].format in GAME_FORMATS)
     with write_arrow(result[0].folder / "findings.arrow", FINDINGS) as writer:
         writer.write_table(pa.table({"findings": findings}, schema=FINDINGS))
     for spool, own in zip(result, facts, strict=True):

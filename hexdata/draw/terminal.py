@@ -60,7 +60,7 @@ def board_text(diagram: Diagram, *, color: bool = False, unicode: bool = True) -
     pen = _Pen(color)
     cells = _cells(diagram, symbols)
     n = diagram.size
-    letters = "".join(f"{column_name(column):<2}" for column in range(n)).rstrip()
+    letters = _column_names(n)
     level = pen.draw(symbols.level * (2 * n + 1), _BLUE)
     slant = pen.draw(symbols.slant, _RED)
     lines = [f"     {pen.draw(letters, _DIM)}", f"   {level}"]
@@ -73,6 +73,13 @@ def board_text(diagram: Diagram, *, color: bool = False, unicode: bool = True) -
     lines.append(symbols.between.join(_key(diagram, symbols, pen)))
     lines += fact_lines(diagram.caption, _WIDTH, symbols.between)
     return "\n".join(lines) + "\n"
+
+
+def _column_names(n: int) -> str:
+    """Return the names of the columns, two characters each; of ``aa`` and later ones, every second one."""
+    names = [column_name(column) for column in range(n)]
+    shown = (name if len(name) == 1 or column % 2 == 0 else "" for column, name in enumerate(names))
+    return "".join(f"{name:<2}" for name in shown).rstrip()
 
 
 class _Pen:

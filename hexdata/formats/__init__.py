@@ -104,6 +104,7 @@ def open_source(path: AnyPath, *, salvage: bool = False, part: FilePart | None =
         path=path,
         found=f"a file that begins with {head[:16]!r}" if head else None,
         expected=expected_contents(),
+        hint="Save the text as UTF-8." if head.startswith((b"\xff\xfe", b"\xfe\xff")) else None,
     )
 
 

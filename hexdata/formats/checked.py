@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hexdata.board import BLUE, RED, check_board_size, unpack_boards
 from hexdata.errors import FormatError, Reason, StoreError
-from hexdata.formats.source import BATCH_ROWS, RawBatch, SourceReader
+from hexdata.formats.source import BATCH_ROWS, RawBatch, Rejection, SourceReader
 from hexdata.policy import SparsePolicies
 from hexdata.schema import (
     END_REASONS,
@@ -41,11 +41,29 @@ _RANGES: Final = {
     "weight": (0.0, float(np.finfo(np.float32).max)),
 }
 """Smallest and largest valid number of each column; nulls are valid."""
+_REASONS: Final = {
+    "value": Reason.VALUE_RANGE,
+    "player_to_move": Reason.PLAYER_RANGE,
+    "winner": Reason.WINNER_VALUE,
+    "value_sample_tier": Reason.TIER_RANGE,
+    "position_in_game": Reason.POSITION_RANGE,
+    "total_positions": Reason.POSITION_RANGE,
+    "file_idx": Reason.GAME_ID,
+    "line_idx": Reason.GAME_ID,
+    "move": Reason.TRMPH_CELL,
+    "root_value": Reason.TARGET_RANGE,
+    "visits": Reason.TARGET_RANGE,
+    "weight": Reason.TARGET_RANGE,
+}
+"""Reason of a record with a number outside its range."""
 _TEXTS: Final = {"end_reason": END_REASONS, "swap": SWAPS}
 
 
 class CheckedReader:
     """A reader of another package whose batches are checked: a SourceReader.
+
+    A record with an invalid board, policy, number or text is rejected. Errors in the layout of a batch, such
+    as another schema or numbers of records that are not in order, end the file.
 
     Args:
         reader: The reader.
@@ -87,7 +105,7 @@ class CheckedReader:
         self._reader.__exit__(kind, error, trace)
 
     def batches(self) -> Iterator[RawBatch]:
-        """Yield the batches of the reader.
+        """Yield the batches of the reader. Records with invalid values are rejected.
 
         Raises:
             FormatError: "reader-error", if a batch violates the interface; and the errors of the reader.
@@ -97,7 +115,7 @@ class CheckedReader:
         for batch in self._reader.batches():
             if batch.positions.num_rows:
                 size = size or self._reader.board_size
-                self._check_positions(batch.positions, size)
+                n = self._check_layout(batch.positions, size)
             found = sorted(
                 [*batch.positions.column("record").to_pylist(), *(each.record for each in batch.rejected)]
             )
@@ -111,10 +129,15 @@ class CheckedReader:
                 )
             records += len(found)
             self._copy_state()
-            yield batch
+            yield _without_invalid(batch, n) if batch.positions.num_rows else batch
         self._copy_state()
 
-    def _check_positions(self, rows: pa.RecordBatch, size: int | None) -> None:
+    def _check_layout(self, rows: pa.RecordBatch, size: int | None) -> int:
+        """Return the board size of a batch.
+
+        Raises:
+            FormatError: "reader-error", if its schema or its number of rows is wrong, or arrays are damaged.
+        """
         if size is None or size != self._reader.board_size:
             raise self._error("its board_size", self._reader.board_size, "one size for all positions")
         n = check_board_size(size)
@@ -126,31 +149,11 @@ class CheckedReader:
             raise self._error("the rows of a batch", rows.num_rows, f"at most {BATCH_ROWS:,}")
         try:
             rows.validate(full=True)
-            SparsePolicies.from_arrow(rows.column("policy"), n * n)
-        except (pa.ArrowInvalid, StoreError) as error:
-            raise self._error("a batch", error, "valid Arrow arrays and policies") from error
+        except pa.ArrowInvalid as error:
+            raise self._error("a batch", error, "valid Arrow arrays") from error
         if any(rows.column(name).null_count for name in ("record", "board", "value")):
             raise self._error("a record, board or value", None, "no nulls")
-        for name, (low, high) in (_RANGES | {"move": (0, n * n - 1)}).items():
-            if name in rows.schema.names:
-                column = rows.column(name).drop_null().to_numpy(zero_copy_only=False)
-                if not ((column >= low) & (column <= high)).all():  # false for NaN too
-                    raise self._error(f"a value of {name}", _outside(column, low, high), f"{low} to {high}")
-        for name, texts in _TEXTS.items():
-            if found := set(rows.column(name).to_pylist()) - {None, *texts}:
-                raise self._error(f"a value of {name}", min(found), ", ".join(texts))
-        self._check_boards(rows.column("board"), n)
-
-    def _check_boards(self, boards: pa.Array, n: int) -> None:
-        width = board_bytes(n)
-        packed = np.frombuffer(boards.buffers()[1] or b"", np.uint8)
-        packed = packed[boards.offset * width : (boards.offset + len(boards)) * width].reshape(-1, width)
-        spare = 8 * width - 2 * n * n
-        if (packed[:, -1] & ((1 << spare) - 1)).any():
-            raise self._error("a board", "bits after its cells", "0")
-        planes = unpack_boards(packed, n, np.uint8)
-        if (planes[:, BLUE] & planes[:, RED]).any():
-            raise self._error("a board", "a cell that is both blue and red", "one stone per cell")
+        return n
 
     def _error(self, what: str, found: object, expected: str) -> FormatError:
         return FormatError(
@@ -161,5 +164,59 @@ class CheckedReader:
         )
 
 
-def _outside(column: npt.NDArray[Any], low: float, high: float) -> object:
-    return column[~((column >= low) & (column <= high))][0].item()
+def _without_invalid(batch: RawBatch, n: int) -> RawBatch:
+    """Return a batch whose rows with invalid values are rejected, with the first fault of each.
+
+    Args:
+        batch: The batch, whose layout is valid.
+        n: Cells along an edge.
+    """
+    rows = batch.positions
+    faults: dict[int, tuple[Reason, str]] = {}
+    for name, (low, high) in (_RANGES | {"move": (0, n * n - 1)}).items():
+        if name in rows.schema.names:
+            values = pc.fill_null(rows.column(name), low).to_numpy(zero_copy_only=False)
+            for row in np.flatnonzero(~((values >= low) & (values <= high))).tolist():  # NaN, too
+                detail = f"{name}; found {values[row]}; expected {low} to {high}"
+                faults.setdefault(row, (_REASONS[name], detail))
+    for name, texts in _TEXTS.items():
+        for row, text in enumerate(rows.column(name).to_pylist()):
+            if text is not None and text not in texts:
+                detail = f"{name}; found {text[:40]!r}; expected {', '.join(texts)}"
+                faults.setdefault(row, (Reason.READER_ERROR, detail))
+    for row, fault in (*_board_faults(rows.column("board"), n), *_policy_faults(rows.column("policy"), n)):
+        faults.setdefault(row, fault)
+    if not faults:
+        return batch
+    records = rows.column("record").to_pylist()
+    rejected = [Rejection(records[row], *fault) for row, fault in faults.items()]
+    kept = np.delete(np.arange(rows.num_rows), sorted(faults))
+    return RawBatch(
+        rows.take(pa.array(kept)), sorted([*batch.rejected, *rejected], key=lambda each: each.record)
+    )
+
+
+def _board_faults(boards: pa.Array, n: int) -> Iterator[tuple[int, tuple[Reason, str]]]:
+    """Yield the rows of invalid boards, each with its fault."""
+    width = board_bytes(n)
+    packed = np.frombuffer(boards.buffers()[1] or b"", np.uint8)
+    packed = packed[boards.offset * width : (boards.offset + len(boards)) * width].reshape(-1, width)
+    spare = 8 * width - 2 * n * n
+    for row in np.flatnonzero(packed[:, -1] & ((1 << spare) - 1)).tolist():
+        yield row, (Reason.BOARD_CELLS, "board; found bits after its cells; expected 0")
+    planes = unpack_boards(packed, n, np.uint8)
+    both = (planes[:, BLUE] & planes[:, RED]).reshape(len(planes), -1).any(axis=1)
+    for row in np.flatnonzero(both).tolist():
+        yield row, (Reason.BOARD_OVERLAP, "board; found a cell that is both blue and red")
+
+
+def _policy_faults(policies: pa.Array, n: int) -> Iterator[tuple[int, tuple[Reason, str]]]:
+    """Yield the rows of invalid policies, each with its fault."""
+    try:
+        SparsePolicies.from_arrow(policies, n * n)
+    except (pa.ArrowInvalid, StoreError):
+        for row in range(len(policies)):
+            try:
+                SparsePolicies.from_arrow(policies.slice(row, 1), n * n)
+            except (pa.ArrowInvalid, StoreError) as error:
+                yield row, (Reason.POLICY_VALUES, f"policy; {error}")

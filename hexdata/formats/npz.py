@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import FormatError, Reason
-from hexdata.formats.gunzip import GunzipLimits
+from hexdata.formats.gunzip import GunzipLimits, is_gzip
 from hexdata.storage import AnyPath, as_path, storage_of
 
 __all__ = ["NpzArray", "NpzFile", "first_member"]
@@ -127,6 +127,12 @@ class NpzFile:
         self._stack.close()
 
     def _open(self, names: Collection[str], needed: Sequence[str], limits: GunzipLimits) -> None:
+        if is_gzip(storage_of(self.path).read_range(0, 2)):
+            raise FormatError(
+                "the archive is compressed with gzip",
+                expected="a zip archive, *.npz",
+                hint="Decompress it with gunzip.",
+            )
         archive = self._archive()
         members = _check_members(archive, names, storage_of(self.path).size() or 0)
         for name in needed:

@@ -127,8 +127,10 @@ def _open_katahex(path: AnyPath, *, salvage: bool, part: FilePart | None) -> Sou
 
 def _is_hexworld(head: bytes, name: str) -> bool:
     from hexdata.formats.hexworld import looks_like_hexworld
+    from hexdata.formats.sgf import looks_like_sgf
 
-    return looks_like_hexworld(head) or (".hexworld" in name.lower() and b"\0" not in head)
+    named = ".hexworld" in name.lower() and b"\0" not in head
+    return looks_like_hexworld(head) or (named and not looks_like_sgf(head))
 
 
 def _open_hexworld(path: AnyPath, *, salvage: bool, part: FilePart | None) -> SourceReader:
@@ -138,9 +140,10 @@ def _open_hexworld(path: AnyPath, *, salvage: bool, part: FilePart | None) -> So
 
 
 def _is_sgf(head: bytes, name: str) -> bool:
-    from hexdata.formats.sgf import looks_like_sgf
+    from hexdata.formats.sgf import contains_sgf, looks_like_sgf
 
-    return looks_like_sgf(head) or (not head and name.lower().endswith((".sgf", ".hsgf")))
+    named = any(suffix in name.lower() for suffix in (".sgf", ".hsgf"))
+    return looks_like_sgf(head) or (named and (not head.strip() or contains_sgf(head)))
 
 
 def _open_sgf(path: AnyPath, *, salvage: bool, part: FilePart | None) -> SourceReader:

@@ -23,7 +23,7 @@ from hexdata.board import BLUE, RED, cell_index
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.games import GameBuilder, GameReader, GameRecord
 
-__all__ = ["MAX_GAMES_LISTED", "SgfReader", "looks_like_sgf"]
+__all__ = ["MAX_GAMES_LISTED", "SgfReader", "contains_sgf", "looks_like_sgf"]
 
 MAX_GAMES_LISTED: Final = 1000
 """Maximum number of games of a file whose players, dates and events are in the header of the source."""
@@ -36,6 +36,7 @@ _MAX_NODES: Final = 4096
 """Maximum number of nodes of a game. The longest game has 1,024 moves, and as many passes."""
 
 _HEAD: Final = re.compile(rb"\s*\(\s*;\s*(?:[A-Za-z]+\s*\[|[;()])")
+_GAME_START: Final = re.compile(rb"\(\s{0,9};\s{0,9}[A-Za-z]{1,64}\s{0,9}\[")
 _SPACE: Final = re.compile(rb"\s*")
 _TOKEN: Final = re.compile(rb"[();\[]|[A-Za-z]{1,64}")
 _VALUE_END: Final = re.compile(rb"[\]\\]")
@@ -44,6 +45,8 @@ _CELL: Final = re.compile(r"[a-z]{1,2}[0-9]{1,2}")
 _LETTERS: Final = re.compile(r"[a-z]{2}")
 _SIZE: Final = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
 _RESULT: Final = re.compile(r"(b|w|black|white)(?:\+(.*))?", re.DOTALL)
+_OTHER_GAME: Final = re.compile(rb"(?!hex\.)[a-z0-9]+\.[a-z]+\b")
+"""Event of another game of Little Golem, such as ``havannah.in.DEFAULT.1``."""
 _DATE: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
 
 _SETUP: Final = ("AB", "AW", "AE")
@@ -70,6 +73,27 @@ def looks_like_sgf(head: bytes) -> bool:
     return _HEAD.match(head.removeprefix(codecs.BOM_UTF8)) is not None
 
 
+def contains_sgf(head: bytes) -> bool:
+    """Return whether a game tree begins after other text, such as the header of a message.
+
+    Args:
+        head: The first bytes of the file, decompressed; some kB are enough.
+    """
+    return b"\0" not in head and _GAME_START.search(head) is not None
+
+
+class _DamagedFileError(Exception):
+    """The file is damaged or exceeds a limit. Not a FormatError, which would reject one game only.
+
+    Args:
+        error: What is wrong.
+    """
+
+    def __init__(self, error: FormatError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 @dataclass(slots=True)
 class _Game:
     """The main line of one game, as text."""
@@ -78,6 +102,8 @@ class _Game:
     nodes: list[list[tuple[str, bytes]]] = field(default_factory=list)
     """Properties of each node, those in ``_KEPT`` only, each with the beginning of one value."""
     error: FormatError | None = None
+    is_cut: bool = False
+    """Whether the text ends within the game."""
 
     def fail(self, error: FormatError) -> None:
         """Keep the first error and drop the nodes."""
@@ -119,16 +145,21 @@ class SgfReader(GameReader):
 
     def _games(self) -> Iterator[GameRecord]:
         scanner = _Scanner(self._pieces())
-        for text in scanner.games():
-            game = GameRecord(text.number, text.number)
-            self._counts["games"] += 1
-            try:
-                if text.error is not None:
-                    raise text.error
-                self._read_game(text, game)
-            except FormatError as error:
-                game.reject(error, self.unit)
-            yield game
+        try:
+            for text in scanner.games():
+                if text.is_cut and self.damage is not None:
+                    break
+                game = GameRecord(text.number, text.number)
+                self._counts["games"] += 1
+                try:
+                    if text.error is not None:
+                        raise text.error
+                    self._read_game(text, game)
+                except FormatError as error:
+                    game.reject(error, self.unit)
+                yield game
+        except _DamagedFileError as damaged:
+            raise damaged.error from None
         self._counts["bytes_between_games"] = scanner.skipped
         if len(self._dates) == 1 and None not in self._dates:
             self.header["run"] = {"date": self._dates.pop()}
@@ -138,7 +169,10 @@ class SgfReader(GameReader):
             while piece := self._file.read1(_PIECE):
                 yield piece
         except FormatError as error:
-            self._handle_damage(error)
+            try:
+                self._handle_damage(error)
+            except FormatError as damage:
+                raise _DamagedFileError(damage) from error
 
     def _read_game(self, text: _Game, game: GameRecord) -> None:
         root = dict(text.nodes[0])
@@ -179,13 +213,14 @@ class SgfReader(GameReader):
 
 
 def _check_is_hex(root: dict[str, bytes], is_hsgf: bool) -> None:
-    kind = root.get("GM")
-    is_hex = is_hsgf or root.get("EV", b"").lower().startswith(b"hex.") if kind is None else kind == b"11"
+    kind, event = root.get("GM"), root.get("EV", b"").strip().lower()
+    named = event.startswith(b"hex.") or (is_hsgf and not _OTHER_GAME.match(event))
+    is_hex = named if kind is None else kind.strip() == b"11"
     if not is_hex:
         raise FormatError(
             "not stated to be a game of Hex" if kind is None else "not a game of Hex",
             code=Reason.SGF_GAME,
-            found="no GM" if kind is None else f"GM[{_shown(kind)}]",
+            found=f"no GM, EV[{_shown(event)}]" if kind is None else f"GM[{_shown(kind)}]",
             expected="GM[11], EV[hex.…] or a file *.hsgf",
         )
 
@@ -195,7 +230,7 @@ def _board_size(root: dict[str, bytes]) -> int:
     size = _SIZE.fullmatch(text)
     if size is None or size[2] not in (None, size[1]):
         raise FormatError(
-            "the board is not square",
+            "the board is not square" if size else "not a board size",
             code=Reason.BOARD_SIZE,
             found=f"SZ[{text}]",
             expected="one number, such as SZ[13]",
@@ -400,6 +435,7 @@ class _Scanner:
                 self._scan(game)
             except FormatError as error:
                 game.fail(error)
+                game.is_cut = self._ended and self._at >= len(self._buffer)
                 self._skip_to_line()
             yield game
 

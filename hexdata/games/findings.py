@@ -124,6 +124,8 @@ class Finding(IntFlag):
     """The game was cut before a repeated move."""
     RED_BEGAN = auto()
     """Red made the first move."""
+    SWAPPED_PIECES = auto()
+    """The source states a swap of pieces, after which red has the first stone."""
 
 
 _CHAIN_OF: Final = (Finding.BLUE_CHAIN, Finding.RED_CHAIN)
@@ -320,11 +322,17 @@ class SpoolTables(Protocol):
         """Read a table batch by batch."""
 
 
-_GAMES: Final = ("value", "total_positions", "positions", "first_player")
+_GAMES: Final = ("value", "total_positions", "positions", "first_player", "swap")
+_STONES: Final = (Finding.RED_AHEAD | Finding.BLUE_AHEAD | Finding.FAR_AHEAD | Finding.PLAYER_AHEAD) | (
+    Finding.BLUE_MOVES_EVEN | Finding.RED_MOVES_EVEN
+)
+"""Findings from numbers of stones."""
 _RAW: Final = ("findings", "move", "policy", "value", "value_sample_tier")
 
 
-def game_findings(spools: Sequence[SpoolTables], cut: npt.NDArray[np.bool_] | None = None) -> Bits:
+def game_findings(
+    spools: Sequence[SpoolTables], cut: npt.NDArray[np.bool_] | None = None, *, replayed: bool = False
+) -> Bits:
     """Combine the findings of the positions of each game.
 
     All rows are read once, with games in any order. Needs 30 bytes of memory per game.
@@ -332,6 +340,8 @@ def game_findings(spools: Sequence[SpoolTables], cut: npt.NDArray[np.bool_] | No
     Args:
         spools: Spools with the tables ``raw`` and ``rows``; the first one also has ``games``.
         cut: Whether each game was cut before a repeated move, bool (G,). Default None: no game was.
+        replayed: Whether the reader made the boards from the moves, as those of ``GAME_FORMATS`` do. Then
+            only passes cause unusual numbers of stones, which are not findings. Default False.
 
     Returns:
         Bits of :class:`Finding`, uint32 (G,).
@@ -349,6 +359,9 @@ def game_findings(spools: Sequence[SpoolTables], cut: npt.NDArray[np.bool_] | No
     total, positions = column(table, "total_positions", -1), column(table, "positions", 0)
     _mark(bits, (total >= 0) & (positions != total), Finding.MISSING)
     _mark(bits, column(table, "first_player", BLUE) == RED, Finding.RED_BEGAN)
+    _mark(bits, pc.equal(table.column("swap"), "pieces").fill_null(False).to_numpy(), Finding.SWAPPED_PIECES)
+    if replayed:
+        bits &= ~np.uint32(_STONES)
     wrong_tiers = _has_wrong_tiers(tiers.reshape(-1, 5), positions) & (positions == total)
     if cut is not None:
         _mark(bits, cut, Finding.CUT)
@@ -455,7 +468,6 @@ def flags_of(findings: Bits, convention: Convention) -> Bits:
         Finding.PLAYER_AHEAD
     )
     signs: dict[Flag, Array | int] = {
-        Flag.COLOURS_SWAPPED: Finding.RED_BEGAN,
         Flag.IMPOSSIBLE_STONES: impossible,
         Flag.LABEL_CONTRADICTS_CHAIN: against_chain | Finding.WINNER_AGAINST_CHAIN,
         Flag.MISSING_POSITIONS: Finding.MISSING,
@@ -471,6 +483,7 @@ def flags_of(findings: Bits, convention: Convention) -> Bits:
     flags = np.zeros(len(findings), np.uint32)
     for flag, sign in signs.items():
         _mark(flags, _has(findings, sign), flag)
+    _mark(flags, red_began & ~_has(findings, Finding.SWAPPED_PIECES), Flag.COLOURS_SWAPPED)
     return flags
 
 

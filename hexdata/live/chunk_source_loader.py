@@ -37,7 +37,7 @@ from hexdata.live.coordinator import Stopped
 from hexdata.live.shard_source import looks_like_shard, shard_batches, shard_split
 from hexdata.live.source_games import FileGames, extract_games, extract_trmph_games
 from hexdata.live.stage import Stage, Transform
-from hexdata.schema import SPLITS, is_legacy_format
+from hexdata.schema import GAME_FORMATS, SPLITS, is_legacy_format
 from hexdata.text import printable
 
 __all__ = ["ChunkSourceLoader"]
@@ -309,7 +309,15 @@ class ChunkSourceLoader(Transform):
             return _Content(games, records=records, known_rejects=known_rejects)
         if not is_legacy_format(kind):
             mixed = is_mixed(kind, header)
-            games = extract_games(file.name, raw, size, mixed=mixed, sure_ids=mixed, convention="blue-is-0")
+            games = extract_games(
+                file.name,
+                raw,
+                size,
+                mixed=mixed,
+                sure_ids=mixed,
+                replayed=kind in GAME_FORMATS,
+                convention="blue-is-0",
+            )
             return _Content(games, records=records, known_rejects=known_rejects)
         default = None if self.value_convention == "auto" else cast("Convention", self.value_convention)
         layout, mixed = layout_convention(header), is_mixed(kind, header)

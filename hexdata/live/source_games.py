@@ -96,6 +96,7 @@ def extract_games(
     *,
     mixed: bool = False,
     sure_ids: bool = False,
+    replayed: bool = False,
     convention: Convention | None = None,
     layout: Convention | None = None,
     default: Convention | None = None,
@@ -110,6 +111,7 @@ def extract_games(
             named by its id. Default False.
         sure_ids: True if each id belongs to one game. A legacy id may belong to several games; its positions
             are left out if they differ in length or winner of the game, or repeat a ply. Default False.
+        replayed: Whether the reader made the boards from the moves; see ``game_findings``. Default False.
         convention: Value convention, if known. Default None.
         layout: Value convention with which the legacy tool wrote files of this layout. Default None.
         default: Value convention if nothing else determines it. Default None.
@@ -136,7 +138,7 @@ def extract_games(
         grouping = "ids"
     rows, games = _games(raw, board_size, grouping)
     tables = _Tables({"raw": raw, "rows": rows, "games": games})
-    findings = game_findings([tables])
+    findings = game_findings([tables], replayed=replayed)
     if convention is None:
         ballots = (
             evidence.unflagged_votes if mixed else count_game_votes(findings, findings_without_game(tables))

@@ -183,17 +183,7 @@ def test_valid_batches_of_another_package_are_unchanged():
         ([batch_of(1)], r"its records; found \[1\]"),
         ([batch_of(), batch_of()], "1 as the next"),
         ([batch_of(schema=raw_schema(4), board=bytes(4))], "the schema of a batch"),
-        ([batch_of(move=9)], "a value of move; found 9; expected 0 to 8"),
-        ([batch_of(value=1.5)], "a value of value; found 1.5"),
-        ([batch_of(value=float("nan"))], "a value of value; found nan"),
         ([batch_of(value=None)], "no nulls"),
-        ([batch_of(player_to_move=2)], "a value of player_to_move"),
-        ([batch_of(winner=2)], "a value of winner"),
-        ([batch_of(end_reason="bored")], "a value of end_reason; found bored"),
-        ([batch_of(policy=[{"cell": 9, "probability": 1}])], "a batch"),
-        ([batch_of(policy=[{"cell": 0, "probability": -1}])], "a batch"),
-        ([batch_of(board=b"\x80\x40\x00")], "both blue and red"),
-        ([batch_of(board=b"\x00\x00\x01")], "bits after its cells"),
         ([RawBatch(batch_of().positions, [Rejection(1, "odd", "")])], "a reason"),
     ],
 )
@@ -201,6 +191,36 @@ def test_invalid_batches_of_another_package_are_refused(batches, found):
     with pytest.raises(FormatError, match=f"'xy', of another package.*{found}") as caught:
         read(Reader(*batches))
     assert caught.value.code == "reader-error"
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason", "detail"),
+    [
+        ({"move": 9}, "trmph-cell", "move; found 9; expected 0 to 8"),
+        ({"value": 1.5}, "value-range", "value; found 1.5"),
+        ({"value": float("nan")}, "value-range", "value; found nan"),
+        ({"player_to_move": 2}, "player-range", "player_to_move; found 2"),
+        ({"winner": 2}, "winner-value", "winner; found 2"),
+        ({"visits": -1}, "target-range", "visits; found -1"),
+        ({"end_reason": "bored"}, "reader-error", "end_reason; found 'bored'; expected chain, resigned"),
+        ({"policy": [{"cell": 9, "probability": 1}]}, "policy-values", "policy; "),
+        ({"policy": [{"cell": 0, "probability": -1}]}, "policy-values", "policy; "),
+        ({"board": b"\x80\x40\x00"}, "board-overlap", "both blue and red"),
+        ({"board": b"\x00\x00\x01"}, "board-cells", "bits after its cells"),
+        ({"board": b"\x80\x40\x00", "move": 9, "value": 2.0}, "value-range", "value; found 2.0"),
+    ],
+)
+def test_a_record_of_another_package_with_an_invalid_value_is_rejected(columns, reason, detail):
+    schema = raw_schema(3, ("visits",))
+    given = [batch_of(0, schema=schema), batch_of(1, schema=schema, **columns), batch_of(3, schema=schema)]
+    one = RawBatch(
+        pa.Table.from_batches([each.positions for each in given]).combine_chunks().to_batches()[0],
+        [Rejection(2, Reason.NO_MOVES, "empty")],
+    )
+    (batch,) = read(Reader(one, targets=("visits",)))
+    assert batch.positions["record"].to_pylist() == [0, 3]
+    assert [(each.record, each.reason) for each in batch.rejected] == [(1, reason), (2, "no-moves")]
+    assert detail in batch.rejected[0].detail
 
 
 def test_names_of_another_package_are_checked():

@@ -147,7 +147,8 @@ def test_comments_nesting_and_unknown_properties_are_skipped(read_text):
         ("(;FF[4]GM[1]SZ[5];B[aa])", "sgf-game", "found GM[1]"),
         ("(;FF[4]SZ[5];B[a1])", "sgf-game", "no GM"),
         ("(;FF[4]EV[havannah.x]SZ[5];W[A1])", "sgf-game", "no GM"),
-        ("(;GM[11]SZ[5:6];B[a1])", "board-size", "SZ[5:6]"),
+        ("(;GM[11]SZ[5:6];B[a1])", "board-size", "not square; found SZ[5:6]"),
+        ("(;GM[11]SZ[-5];B[a1])", "board-size", "not a board size; found SZ[-5]"),
         ("(;GM[11]SZ[x];B[a1])", "board-size", "SZ[x]"),
         ("(;GM[11]SZ[33];B[a1])", "board-size", "3 to 32"),
         ("(;GM[11];B[k11];W[resign])", "board-size", "found 11"),
@@ -215,7 +216,21 @@ def test_a_damaged_file_yields_the_games_before_the_damage(tmp_path):
     assert reader.damage is not None
     assert len(rows) > 1000
     assert len(rows) % 3 == 0
-    assert [each.reason for each in rejected] in ([], ["sgf-syntax"])
+    assert not rejected
+
+
+@pytest.mark.parametrize("cut", range(1, 100, 11))
+def test_damage_within_a_game_fails_the_file(tmp_path, cut):
+    """The damage is found while a game is scanned, but does not reject only this game."""
+    game = f"(;{HEAD}C[comment]RE[B+R];B[a1];W[b2])\n".encode()
+    path = tmp_path / "a.sgf.gz"
+    path.write_bytes(gzip.compress(game * 3, 0)[:-cut])
+    with pytest.raises(FormatError) as caught:
+        read(path)
+    assert caught.value.code == "corrupt-gzip"
+    reader, rows, rejected = read(path, salvage=True)
+    assert (reader.damage.code, rejected) == ("corrupt-gzip", [])
+    assert len(rows) == (9 if cut <= 9 else 6 if cut < 9 + len(game) else 3)
 
 
 def test_players_dates_and_events_are_in_the_header(read_text):
@@ -292,3 +307,32 @@ def test_any_bytes_are_read_or_rejected(tmp_path_factory, content):
             ]
         )
     assert records == list(range(len(records)))
+
+
+def test_games_of_other_kinds_are_rejected_in_files_of_little_golem(read_text):
+    hex_game, other = "(;FF[4]EV[{}]SZ[5]RE[B];W[aa];B[bb])", "(;EV[havannah.in.DEFAULT.1]SZ[5];W[A1];B[B2])"
+    texts = [hex_game.format(event) for event in ("null", "hex.ch.1", "St. Petersburg", "")] + [other]
+    _, rows, rejected = read_text("\n".join(texts), "a.hsgf")
+    assert len(rows) == 4 * 3
+    assert [(each.record, each.reason) for each in rejected] == [(12, "sgf-game")]
+    assert "EV[havannah.in.default.1]" in rejected[0].detail
+
+
+@pytest.mark.parametrize("name", ["a.sgf", "a.hsgf.gz", "A.SGF"])
+def test_the_name_tells_that_a_text_is_sgf_if_it_does_not_begin_with_a_game(read_text, name):
+    game = f"(;{HEAD}RE[B+R];B[a1];W[b2])\n"
+    for before in ("", "From: Ann\nSubject: our game\n\n", " \n" * 40_000, "# caf\u00e9\n"):
+        reader, rows, _ = read_text((before + game).encode("latin-1"), name)
+        assert (reader.format, len(rows)) == ("sgf", 3)
+    for empty in (b"", gzip.compress(b""), b"\r\n"):
+        assert read_text(empty, name)[1:] == ([], [])
+
+
+def test_a_name_of_links_does_not_hide_sgf(read_text):
+    reader, rows, _ = read_text(f"(;{HEAD}RE[B+R];B[a1];W[b2])", "a.hexworld")
+    assert (reader.format, len(rows)) == ("sgf", 3)
+
+
+def test_a_text_in_utf_16_is_named(read_text):
+    with pytest.raises(FormatError, match="Save the text as UTF-8"):
+        read_text(f"(;{HEAD};B[a1])".encode("utf-16"))
