@@ -62,8 +62,9 @@ def load(
         typer.Option(
             "--weights",
             metavar="EXPR",
-            help="Weight of each position, an SQL expression over its labels. An epoch delivers a position "
-            "of weight w floor(w) or ceil(w) times. Default: each position once.",
+            help="Weight of each position, an SQL expression over its labels and the results of its search, "
+            "such as weight. An epoch delivers a position of weight w floor(w) or ceil(w) times. Default: "
+            "each position once.",
             show_default=False,
         ),
     ] = None,
