@@ -95,8 +95,8 @@ class GameTable:
               are absent if no member needs them. A position of a game that has a policy has no move.
             - ``packed.NAME`` (P, …): the fields of the other positions, as in a block, without policies.
         read_again: Returns an equal table. Called by a copy that cannot open the temporary file.
-        columns: Reads columns from the store that the table does not contain in full precision, for
-            :meth:`scan` (default None: it has no others).
+        columns: Reads columns from the store that the table does not contain in full precision, for ``scan``
+            (default None: it has no others).
 
     Attributes:
         board_size: Board size n.
