@@ -52,7 +52,7 @@ def is_kept(value: object) -> bool:
     """Return whether an object is kept after its example.
 
     That includes single bytes, which Python shares: ``b"b"`` is an argument of NumPy in every array, and
-    ``b"\\x01"`` is the content of ``np.True_``.
+    scalars such as ``np.True_`` consist of one byte.
     """
     kind = type(value)
     return kind in _KEPT_TYPES or (kind is bytes and len(value) == 1)  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ class Memo:
             "an example shares an object with another example, which hexdata does not support",
             code=Reason.SHARED_PAYLOAD,
             found=f"memo number {index}",
-            expected="examples that share only texts, enum members, NumPy scalars, dtypes and pairs of integers",
+            expected="examples that share only texts, enum members, NumPy scalars, dtypes and pairs of ints",
             hint="Write the pickle again with a separate copy.deepcopy of each example.",
         )
 
