@@ -231,6 +231,18 @@ def test_altered_facts_of_pickles_are_found(
     assert failures(store).keys() & {"stages", "files"}
 
 
+def test_pickles_of_an_earlier_state_of_the_store_are_named_once(
+    pickled: Path, copy_store: CopyStore, tmp_path: Path, failures: Failures
+) -> None:
+    store = copy_store(pickled)
+    write_trmph(tmp_path / "c.trmph", list(make_games(2, 3, 7)), 7)
+    convert_sources([tmp_path / "c.trmph"], store, ConvertOptions(workers=1))
+    failed = failures(store)
+    assert failed.keys() == {
+        f"{stage} stage" for stage in ("shuffle", "pickles-original", "pickles-shuffled")
+    }
+
+
 # --- contents with every digest put right ---------------------------------------------------------------
 
 
