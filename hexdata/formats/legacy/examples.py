@@ -127,8 +127,11 @@ def layout_of(example: object, limits: LegacyLimits) -> ExampleLayout | tuple[Re
     others = [key for key in example if key not in _REQUIRED and key not in _OPTIONAL]
     unknown = [key for key in others if not isinstance(key, str) or not _is_number_or_none(example[key])]
     if missing or unknown:
-        names = [shortened(str(key)) for key in unknown[:8]]
-        return Reason.EXAMPLE_LAYOUT, f"missing keys {missing}, unknown keys {names}"
+        parts = [f"missing keys {missing}"] if missing else []
+        if unknown:
+            names = ", ".join(f"{shortened(str(key))!r} ({kind_of(example[key])})" for key in unknown[:8])
+            parts.append(f"unknown keys {names}; expected a number or None in other keys")
+        return Reason.EXAMPLE_LAYOUT, ", ".join(parts)
     metadata = example.get("metadata", {})
     if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
         return Reason.METADATA_TYPE, f"found {kind_of(metadata)}; expected a dict with texts as keys"
