@@ -13,7 +13,7 @@ import pytest
 
 from hexdata.board import unpack_boards
 from hexdata.errors import FormatError
-from hexdata.formats.legacy import LegacyReader, looks_like_pickle, reader
+from hexdata.formats.legacy import LegacyLimits, LegacyReader, looks_like_pickle, reader
 from hexdata.schema import raw_schema
 from tests import legacy_pickles
 from tests.legacy_pickles import legacy_enum, save_pickle, top_level
@@ -419,6 +419,16 @@ def test_examples_may_share_numpy_scalars(tmp_path, fast, protocol):
             "count": "numpy |i1",
             "seed": "numpy <u8",
         }
+
+
+def test_scalars_do_not_replace_shared_texts(tmp_path):
+    first, last = example(0, trmph_game="#5,a1"), example(1, trmph_game="#5,a1")
+    others = [example(ply % 20, noise=np.float32(ply)) for ply in range(400)]
+    path = save_pickle(tmp_path / "a", top_level([first, *others, last]))
+    limits = LegacyLimits(memo_bytes=6_000)
+    with LegacyReader(path, limits=limits) as file:
+        assert sum(batch.records for batch in file.batches()) == 402
+        assert file._unpickler.memo._kept_cost < 13_000
 
 
 def test_memory_does_not_grow_with_the_number_of_examples(tmp_path, fast):

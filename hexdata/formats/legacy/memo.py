@@ -204,8 +204,11 @@ class Memo:
                 del self._pairs[index]
 
     def _drop_oldest(self) -> None:
-        """Drop small objects that were never referred to, oldest first, down to the limit."""
-        for index in [*self._kept]:
+        """Drop small objects that were never referred to, down to the limit: scalars first, then the oldest.
+
+        Examples may have many scalars of their own, which would otherwise replace texts that they share.
+        """
+        for index in sorted(self._kept, key=lambda index: type(self._kept[index]) is not PickledScalar):
             if self._kept_cost <= self._limits.memo_bytes:
                 break
             self._kept_cost -= _cost(self._kept.pop(index))
