@@ -1,12 +1,14 @@
 """What merging equal positions does: rows saved by ply, and the loss on held-out games.
 
     python -m tests.benchmarks.merged_positions rows STORE...
-    python -m tests.benchmarks.merged_positions loss STORE RESULT.json [STEPS SEEDS RATE]
+    python -m tests.benchmarks.merged_positions loss STORE RESULT.json [STEPS SEEDS RATE SYMMETRY]
 
 ``rows`` prints the share of rows that ``shuffle --merge positions`` saves in each range of plies. ``loss``
-trains the network of notebook 04 on the same games in four ways, with the same number of steps and several
-seeds: not merged; merged, with the number of positions as weight of the loss, with its square root, and
-without weights. The games of the split val are held out and never merged.
+trains the network of notebook 04 on the same games in five ways, with the same number of steps and several
+seeds: not merged; merged, with each row drawn as often as its number of positions; merged, with this number
+as weight of the loss, with its square root, and without weights. With SYMMETRY 1, each position is trained in
+one of its four symmetric images, drawn for each step. The games of the split val are held out, never merged
+and never transformed.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import pyarrow as pa
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
+from hexdata.board import SYMMETRIES, swaps_colours, symmetry_table, transform_planes
 from hexdata.policy import SparsePolicies
 from hexdata.selection import SelectionOptions, select
 from hexdata.store import Store
@@ -33,8 +36,9 @@ from hexdata.store.session import duckdb_session
 sys.path.append(str(Path(__file__).parents[2] / "notebooks"))
 from fingerprinting import Network, Settings
 
-WAYS: Final = ("plain", "count", "root", "unweighted")
-"""Ways of training: not merged, or merged with these weights of the loss."""
+WAYS: Final = ("plain", "sampled", "count", "root", "unweighted")
+"""Ways of training: not merged, or merged. ``sampled`` draws each row as often as its number of positions; the
+others weight the loss."""
 PLIES: Final = (0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 1000)
 BATCH: Final = 256
 RED: Final = 1
@@ -63,6 +67,23 @@ def print_rows(store: Path) -> None:
         if own:
             plies = f"{low}" if high == low + 1 else f"{low} to {high - 1}"
             print(f"  ply {plies:<10} {own:>10,} positions {kept:>10,} rows {1 - kept / own:>7.1%} saved")
+
+
+def in_images(
+    board: torch.Tensor, value: torch.Tensor, policy: torch.Tensor, drawn: np.ndarray
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return positions and targets in the symmetric images ``drawn``, (B,)."""
+    n = board.shape[-1]
+    table = symmetry_table(n).astype(np.int64)
+    board, value, policy = board.clone(), value.clone(), policy.clone()
+    for symmetry in SYMMETRIES[1:]:
+        rows = torch.from_numpy(np.flatnonzero(drawn == symmetry))
+        planes = transform_planes(board[rows].numpy(), symmetry)
+        board[rows] = torch.from_numpy(np.ascontiguousarray(planes))
+        policy[rows] = policy[rows][:, torch.from_numpy(table[symmetry])]
+        if swaps_colours(symmetry):
+            value[rows] = 1 - value[rows]
+    return board, value, policy
 
 
 class Rows:
@@ -109,7 +130,9 @@ def losses(network: Network, rows: Rows, index: np.ndarray) -> tuple[float, floa
     return value / len(index), policy / count
 
 
-def train(way: str, rows: Rows, held_out: Rows, steps: int, seed: int, rate: float, n: int) -> dict[str, Any]:
+def train(
+    way: str, rows: Rows, held_out: Rows, steps: int, seed: int, rate: float, n: int, symmetry: bool
+) -> dict[str, Any]:
     """Train one network and return its losses on held-out games."""
     torch.manual_seed(seed)
     network = Network(Settings(games=1, passes=1, steps=steps, board_size=n))
@@ -120,6 +143,7 @@ def train(way: str, rows: Rows, held_out: Rows, steps: int, seed: int, rate: flo
     random = np.random.default_rng(seed)
     weigh: Callable[[torch.Tensor], torch.Tensor] = {
         "plain": torch.ones_like,
+        "sampled": torch.ones_like,
         "count": torch.clone,
         "root": torch.sqrt,
         "unweighted": torch.ones_like,
@@ -127,15 +151,20 @@ def train(way: str, rows: Rows, held_out: Rows, steps: int, seed: int, rate: flo
     weights = weigh(rows.weight)
     weights = weights / weights.mean()
     sample = np.random.default_rng(0).permutation(len(held_out))[:10_000]
+    items = np.arange(len(rows))
+    if way == "sampled":
+        items = np.repeat(items, rows.weight.numpy().astype(np.int64))
     order = np.empty(0, np.int64)
     curve = []
     for step in range(1, steps + 1):
         if len(order) < BATCH:
-            order = np.concatenate([order, random.permutation(len(rows))])
+            order = np.concatenate([order, random.permutation(items)])
         index, order = order[:BATCH], order[BATCH:]
-        moves, values = network(rows.board[index])
-        loss = binary_cross_entropy_with_logits(values, rows.value[index], reduction="none")
-        loss = loss + cross_entropy(moves, rows.policy(index), reduction="none")
+        drawn = random.integers(0, 4, BATCH) if symmetry else np.zeros(BATCH, np.int64)
+        board, value, policy = in_images(rows.board[index], rows.value[index], rows.policy(index), drawn)
+        moves, values = network(board)
+        loss = binary_cross_entropy_with_logits(values, value, reduction="none")
+        loss = loss + cross_entropy(moves, policy, reduction="none")
         optimizer.zero_grad()
         (loss * weights[index]).mean().backward()
         optimizer.step()
@@ -145,7 +174,7 @@ def train(way: str, rows: Rows, held_out: Rows, steps: int, seed: int, rate: flo
     return {"way": way, "seed": seed, "curve": curve}
 
 
-def compare(store: Path, steps: int, seeds: int, rate: float) -> dict[str, Any]:
+def compare(store: Path, steps: int, seeds: int, rate: float, symmetry: bool) -> dict[str, Any]:
     """Train all ways with all seeds; print and return the results."""
     torch.set_num_threads(1)
     n = Store.open(store).manifest.board_size
@@ -159,12 +188,16 @@ def compare(store: Path, steps: int, seeds: int, rate: float) -> dict[str, Any]:
     trained = {merge: Rows(table.filter(pa.array(splits[merge] == 0)), n) for merge, table in tables.items()}
     held_out = Rows(tables["none"].filter(pa.array(splits["none"] == 1)), n)
     sizes = {merge: len(rows) for merge, rows in trained.items()}
-    print(f"{store}: rows to train on {sizes}, held out {len(held_out):,}, {steps} steps, rate {rate}")
+    print(
+        f"{store}: rows to train on {sizes}, held out {len(held_out):,}, {steps} steps, "
+        f"rate {rate}, symmetry {symmetry}"
+    )
     runs, began = [], time.process_time()
     for seed in range(seeds):
         for way in WAYS:
             rows = trained["none" if way == "plain" else "positions"]
-            runs.append(train(way, rows, held_out, steps, seed, rate, n))
+            runs.append(train(way, rows, held_out, steps, seed, rate, n, symmetry))
+            print(f"  seed {seed}, {way}: {runs[-1]['curve'][-1]}", file=sys.stderr, flush=True)
     for way in WAYS:
         ends = np.array([run["curve"][-1][1:] for run in runs if run["way"] == way])
         lows = np.array([np.min([c[1:] for c in run["curve"]], axis=0) for run in runs if run["way"] == way])
@@ -175,7 +208,14 @@ def compare(store: Path, steps: int, seeds: int, rate: float) -> dict[str, Any]:
             flush=True,
         )
     minutes = (time.process_time() - began) / 60
-    return {"sizes": sizes, "steps": steps, "rate": rate, "minutes": minutes, "runs": runs}
+    return {
+        "sizes": sizes,
+        "steps": steps,
+        "rate": rate,
+        "symmetry": symmetry,
+        "minutes": minutes,
+        "runs": runs,
+    }
 
 
 if __name__ == "__main__":
@@ -183,6 +223,6 @@ if __name__ == "__main__":
         for name in sys.argv[2:]:
             print_rows(Path(name))
     else:
-        given = [float(text) for text in sys.argv[4:]] + [1500, 3, 1e-3][len(sys.argv) - 4 :]
-        found = compare(Path(sys.argv[2]), int(given[0]), int(given[1]), given[2])
+        given = [float(text) for text in sys.argv[4:]] + [1500, 3, 1e-3, 0][len(sys.argv) - 4 :]
+        found = compare(Path(sys.argv[2]), int(given[0]), int(given[1]), given[2], bool(given[3]))
         Path(sys.argv[3]).write_text(json.dumps(found) + "\n", encoding="utf-8")
