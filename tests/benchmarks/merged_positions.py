@@ -37,7 +37,7 @@ sys.path.append(str(Path(__file__).parents[2] / "notebooks"))
 from fingerprinting import Network, Settings
 
 WAYS: Final = ("plain", "sampled", "count", "root", "unweighted")
-"""Ways of training: not merged, or merged. ``sampled`` draws each row as often as its number of positions; the
+"""Ways of training: not merged, or merged. ``sampled`` draws each row as often as it has positions; the
 others weight the loss."""
 PLIES: Final = (0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 1000)
 BATCH: Final = 256
