@@ -57,6 +57,16 @@ def load(
             show_default=False,
         ),
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--where",
+            metavar="CONDITION",
+            help="Load only positions that meet this SQL condition over their labels and the results of "
+            "their search, such as 'visits >= 100'. Not in stream mode.",
+            show_default=False,
+        ),
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -120,6 +130,7 @@ def load(
         shards=shards,
         fields=tuple(name.strip() for name in fields.split(",")),
         mode=mode,  # type: ignore[arg-type]  # LoadOptions checks it
+        where=where,
         weights=weights,
         check=check,  # type: ignore[arg-type]
         cache=cache if cache is not None else not no_cache,

@@ -99,6 +99,9 @@ def _notes_of_header(facts: SpoolFacts) -> Iterator[str]:
     for name, values in changes.items() if isinstance(changes, dict) else ():
         listed = ", ".join("none" if value is None else str(value) for value in values)
         yield f"several values of {name}, so the column is null: {listed}"
+    unread = facts.header.get("run_unread")
+    for name, lines in unread.items() if isinstance(unread, dict) else ():
+        yield f"lines that state no {name}, so they are not used: {', '.join(map(repr, lines))}"
     counts = facts.header.get("counts")
     if facts.format == "selfplay-games" and isinstance(counts, dict):
         if counts.get("logits"):

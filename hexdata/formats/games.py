@@ -371,8 +371,8 @@ class GameReader(ABC):
 class LineReader(GameReader):
     """Reader of a file with one game per line, blank lines, and comment lines that begin with ``#``.
 
-    Comment lines that state facts of the run, such as ``# Model: x``, are in ``header`` under "run" and
-    "run_changes", as ``RunHeader.as_json`` describes.
+    Comment lines that state facts of the run, such as ``# Model: x``, are in ``header`` under "run",
+    "run_changes" and "run_unread", as ``RunHeader.as_json`` describes.
     """
 
     _comment: ClassVar[re.Pattern[bytes]]

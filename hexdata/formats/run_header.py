@@ -44,6 +44,8 @@ _SEPARATED: Final = re.compile(r"([A-Za-z][A-Za-z _-]{0,40}?)\s*[:=]\s*(\S.*)")
 _SPACED: Final = re.compile(r"([A-Za-z][A-Za-z _-]{0,40}?)\s+(\S+)")
 _TITLE: Final = re.compile(r"\S.*? - (\d{4}-\d\d-\d\d)T[0-9:.+Z-]{5,30}")
 """First line of a header, such as ``# Self-play games - 2025-09-08T12:11:06.123456``."""
+_MAY_BE_MEANT: Final = re.compile(r"[:=](?!\s*(?:none|unknown)$)", re.IGNORECASE)
+"""Matches a line that states a value, but not one that states that there is none."""
 _MAX_VALUE: Final = 512
 """Longer values are not used; a path has at most 4,096 bytes, but real ones have about 100."""
 _MAX_VALUES: Final = 8
@@ -60,6 +62,7 @@ class RunHeader:
     def __init__(self) -> None:
         self._current: dict[str, Any] = {}
         self._in_force: dict[str, list[Any]] = {}
+        self._unread: dict[str, list[str]] = {}
         self._changed = True
 
     def read_comment(self, line: bytes) -> None:
@@ -75,6 +78,10 @@ class RunHeader:
         name, value = found
         if value is not None:
             self._current[name] = value
+        elif name in (*_NUMBERS, "date") and _MAY_BE_MEANT.search(text):
+            texts = self._unread.setdefault(name, [])
+            if text not in texts and len(texts) < _MAX_VALUES:
+                texts.append(text)
         self._changed = True
 
     def begin_game(self) -> None:
@@ -94,14 +101,17 @@ class RunHeader:
         Returns:
             ``run``: the facts that hold for all games of the file; of a file without games, those of its last
             header. ``run_changes``: for each other fact, the values in the order of the file, null for games
-            without a value. Each key exists only if it has items.
+            without a value. ``run_unread``: lines such as ``Temperature: hot``, which state no number or
+            date, by fact. Each key exists only if it has items.
         """
+        unread: dict[str, object] = {"run_unread": self._unread} if self._unread else {}
         if not self._in_force:
-            return {"run": self._current} if self._current else {}
+            return {"run": self._current, **unread} if self._current else unread
         run = {name: values[0] for name, values in self._in_force.items() if values != [None]}
         changes = {name: self._in_force[name][:_MAX_VALUES] for name in run if len(self._in_force[name]) > 1}
         run = {name: value for name, value in run.items() if name not in changes}
-        return ({"run": run} if run else {}) | ({"run_changes": changes} if changes else {})
+        stated: dict[str, object] = {"run": run, "run_changes": changes}
+        return {name: facts for name, facts in stated.items() if facts} | unread
 
 
 def _fact(text: str) -> tuple[str, Any]:

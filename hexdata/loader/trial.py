@@ -50,6 +50,8 @@ class LoadOptions:
     """First and last shard of the split to read, such as "0-49". None: all shards."""
     mode: Mode | None = None
     """Mode of the loader: "games", "exact" or "stream". None: as for ``Loader``."""
+    where: str | None = None
+    """SQL condition that selects positions. None: all positions."""
     weights: str | None = None
     """SQL expression of the weight of each position. None: each position once."""
     check: Check = "sizes"
@@ -73,6 +75,7 @@ class LoadOptions:
             mode=mode,
             check=self.check,
             shards=self.shards,
+            where=self.where,
             weights=self.weights,
         )
         CacheOptions(self.cache, self.cache_size, self.prefetch)
@@ -147,6 +150,7 @@ def run_loader_trial(
         seed=options.seed,
         shards=options.shards,
         mode=options.mode,
+        where=options.where,
         weights=options.weights,
         check=options.check,
         cache=options.cache,

@@ -99,6 +99,16 @@ def test_the_output_contains_the_sum_of_the_weights(
     assert line.endswith(f"the weights add up to {count / 2:,.2f}")
 
 
+def test_a_condition_selects_positions(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = "position_in_game < 3"
+    selected = Loader(store, where=where).positions
+    assert 0 < selected < Loader(store).positions
+    result = json.loads(run(capsys, monkeypatch, store, "--where", where, "--json"))
+    assert [epoch["positions"] for epoch in result["epochs"]] == [selected]
+
+
 def test_the_demo_prints_lines_that_train_from_its_games(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

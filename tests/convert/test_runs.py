@@ -84,3 +84,12 @@ def test_lines_that_are_appended_later_belong_to_their_own_run(make, convert, li
         ("b", 4294967295, 1),
         ("b", 4294967295, 1),
     ]
+
+
+def test_a_note_quotes_the_lines_that_state_no_number(make, lines, convert):
+    write(make, "a.trmph", "# Temperature: hot\n# Temperature: cold\n" + lines(2))
+    store = convert(make.folder)
+    (row,) = store.rows("sources")
+    assert row["temperature"] is None
+    quoted = "lines that state no temperature, so they are not used: 'Temperature: hot', 'Temperature: cold'"
+    assert quoted in json.loads(row["notes"])

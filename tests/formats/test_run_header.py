@@ -30,6 +30,7 @@ RUN = {
     "seed": 4294967295,
     "commit": "941efd55+",
 }
+KEYS = ("run", "run_changes", "run_unread")
 GAME = "#3,a1b1a2b2a3 b\n"
 
 
@@ -38,7 +39,7 @@ def header_of(path: Path, part: FilePart | None = None) -> dict[str, object]:
     with open_source(path, part=part) as reader:
         for _ in reader.batches():
             pass
-        return {key: reader.header[key] for key in ("run", "run_changes") if key in reader.header}
+        return {key: reader.header[key] for key in KEYS if key in reader.header}
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_the_header_of_the_legacy_tool_states_the_run(read):
     ],
 )
 def test_spellings_of_facts(read, line, run):
-    assert read(line + "\n" + GAME) == ({"run": run} if run else {})
+    assert read(line + "\n" + GAME).get("run", {}) == run
 
 
 def test_facts_that_change_within_a_file_are_listed(read):
@@ -100,6 +101,18 @@ def test_facts_that_change_within_a_file_are_listed(read):
     assert read(HEADER + GAME + HEADER + GAME) == {"run": RUN}  # a run that was resumed
     assert read(HEADER + GAME + second) == {"run": RUN}  # no games of the second run yet
     assert read(GAME + "# model: x\n" + GAME) == {"run_changes": {"model": [None, "x"]}}
+
+
+def test_lines_without_a_number_are_listed(read):
+    lines = "# Temperature: hot\n# MCTS simulations = many\n# date: soon\n# seed games\n# Model: unknown\n"
+    lines += "# Random seed: None\n"
+    assert read(lines + GAME) == {
+        "run_unread": {
+            "temperature": ["Temperature: hot"],
+            "simulations": ["MCTS simulations = many"],
+            "date": ["date: soon"],
+        }
+    }
 
 
 def test_the_values_that_are_listed_are_bounded():
