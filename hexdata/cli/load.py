@@ -57,6 +57,14 @@ def load(
             show_default=False,
         ),
     ] = None,
+    merge: Annotated[
+        str,
+        typer.Option(
+            "--merge",
+            metavar="WHICH",
+            help="positions: merge positions that are equal up to symmetry into one. Only in games mode.",
+        ),
+    ] = "none",
     where: Annotated[
         str | None,
         typer.Option(
@@ -130,6 +138,7 @@ def load(
         shards=shards,
         fields=tuple(name.strip() for name in fields.split(",")),
         mode=mode,  # type: ignore[arg-type]  # LoadOptions checks it
+        merge=merge,  # type: ignore[arg-type]
         where=where,
         weights=weights,
         check=check,  # type: ignore[arg-type]

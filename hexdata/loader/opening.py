@@ -11,10 +11,12 @@ from hexdata.errors import ConfigError, StoreError
 from hexdata.loader.exact import SelectedRows
 from hexdata.loader.game_reader import read_game_table
 from hexdata.loader.game_table import GameTable
+from hexdata.loader.merged_rows import merge_rows
 from hexdata.loader.options import LoaderOptions, Mode, shard_range
 from hexdata.loader.row_source import RowSource
 from hexdata.loader.weights import RowWeights, Weights, read_weights
 from hexdata.progress import SILENT, Progress
+from hexdata.selection.merge import MERGED_TARGETS
 from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 from hexdata.shards.files import MappableSource
 from hexdata.shards.locate import find_source
@@ -136,13 +138,18 @@ def open_game_rows(
     choices = store.manifest.stages.get("shuffle", {}).get("choices")
     if choices:
         merged = ", and positions that the shuffle merged are not merged" if "merge" in choices else ""
+        if options.merge != "none":
+            merged, choices = "", {name: choices[name] for name in choices if not name.startswith("merge")}
+    if choices:
         warnings.warn(
             "games mode delivers all positions: it does not apply the choices of the shuffle, "
             f"{choices}{merged}",
             stacklevel=4,
         )
     targets = store.manifest.targets
-    fields = {*block_fields(1, with_policy=False, targets=targets), "fill", *POLICY_FIELDS} - {"board"}
+    merged_targets = () if options.merge == "none" else MERGED_TARGETS
+    stored = block_fields(1, with_policy=False, targets=sorted({*targets, *merged_targets}))
+    fields = {*stored, "fill", *POLICY_FIELDS} - {"board"}
     members = all_members(options, fields, str(store.path))
     tiers = options.where is not None or options.weights is not None or "value_sample_tier" in members
     table = read_game_table(
@@ -154,7 +161,10 @@ def open_game_rows(
         check=options.check,
         progress=progress,
     )
-    return SelectedRows(table, members, options, weights=_read_weights(table, weights)), table
+    rows: RowSource = table
+    if options.merge != "none":
+        rows = merge_rows(store, table, options.split, options.merge_weight)
+    return SelectedRows(rows, members, options, weights=_read_weights(rows, weights)), table
 
 
 def open_shard_rows(

@@ -46,10 +46,14 @@ class Merged:
     Attributes:
         sql: query for the merged positions, with the columns of ``MERGED_TARGETS``.
         tables: the tables of the store with these columns.
+        changes: SQL that reads a table of the changed positions by ``position_id``: the columns of merged
+            rows, with ``extra.count`` 0 and nulls for positions that were merged into another one. Its
+            ``weight`` is not a square root.
     """
 
     sql: str
     tables: StoreTables
+    changes: str
 
 
 def canonical_images(
@@ -124,6 +128,7 @@ def merge_positions(
             tables,
             position_columns={**tables.position_columns, COUNT: "DOUBLE", "weight": "FLOAT"},
         ),
+        merged,
     )
 
 
