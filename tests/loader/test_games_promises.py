@@ -409,7 +409,7 @@ def test_a_copy_refuses_a_store_that_has_changed(
     assert pickle.loads(data).positions == loader.positions
     del loader
     with pytest.raises(
-        StoreError, match=r"the store has changed since the loader was pickled.*Make a new loader"
+        StoreError, match=r"the store has changed since the loader was made.*Make a new loader"
     ):
         pickle.loads(data)
 

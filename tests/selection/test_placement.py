@@ -79,7 +79,7 @@ def test_boundaries_equal_bucket_bounds_exactly(con, buckets):
     keys = [0, (1 << 64) - 1, *(k + d for k in bounds for d in (-1, 0, 1))]
     ids = ", ".join(f"({unsort(key, 5)}::UBIGINT)" for key in keys)
     chosen = f"SELECT id AS position_id, 0 AS split_index FROM (VALUES {ids}) AS ids(id)"
-    no_store = StoreTables("positions", "games", "sources", {}, ())
+    no_store = StoreTables("positions", "games", "sources", {}, {}, ())
     assigned = con.sql(assign_positions(no_store, chosen, 5, {0: buckets}).rows_sql()).fetchall()
     assert sorted((key, bucket) for _, _, key, bucket in assigned) == sorted(
         (k, in_range(k, buckets)) for k in keys
