@@ -38,7 +38,10 @@ nitpick_ignore_regex = [
     (r"py:.*", r"hexdata\.\w+\.[a-z]\w*\..*"),
     # Sphinx cannot resolve signatures with AnyPath, part of which exists only for the type checker.
     (r"py:class", r"(Any|Remote|U)?Path|BufferedReader|DuckDBPyConnection|FileFacts|Store|pa\.\w+"),
-    (r"py:class", r"BoardForm|CacheFolder|FinalPolicy|Mode|OnError|Remainder|TransformFunction|Weights"),
+    (
+        r"py:class",
+        r"BoardForm|CacheFolder|FinalPolicy|Merge|MergeWeight|Mode|OnError|Remainder|TransformFunction|Weights",
+    ),
 ]
 """References that may be unresolved: names of other projects, whose indices would need a network, and types
 in signatures that are not public names of a package."""
