@@ -61,10 +61,9 @@ STAGES: dict[str, Stage] = {
 }
 
 
-def failing_write(call: int, code: int) -> Callable[[Any, Any], int]:
-    """Return a replacement for ``HashingFile.write`` that fails at the n-th call."""
+def failing_write(failing: Failing) -> Callable[[Any, Any], int]:
+    """Return a replacement for ``HashingFile.write`` that calls ``failing`` first."""
     whole = HashingFile.write
-    failing = Failing(lambda: None, call, code)
 
     def write(file: Any, data: Any) -> int:
         with add_path_to_error(file._path):
@@ -107,21 +106,26 @@ def test_every_failing_call_gives_one_message(
     demo_trmph(inputs, files=1, games=8, seed=5)
     for number in (1, 2, 5):
         store = copy_store(shuffled, f"store-{number}")
+        failing, raised = Failing(lambda: None, number, code), None
         with monkeypatch.context() as patch:
             if call == "fsync":
                 patch.setattr(os, "fsync", Failing(os.fsync, number, code))
             elif call == "flock":
                 patch.setattr(fcntl, "flock", Failing(fcntl.flock, 1, code))
             else:
-                patch.setattr(HashingFile, "write", failing_write(number, code))
-            with pytest.raises(HexdataError) as caught:
+                patch.setattr(HashingFile, "write", failing_write(failing))
+            try:
                 STAGES[stage](store, inputs)
-        expected = BudgetError if code == errno.ENOSPC else StoreError
-        assert isinstance(caught.value, expected)
-        assert str(caught.value.path).startswith(str(store))
-        full = code == errno.ENOSPC and "the disk is full" in str(caught.value)
-        assert full or os.strerror(code) in str(caught.value)
-        assert HINTS[code] in str(caught.value)
+            except HexdataError as error:
+                raised = error
+        if raised is None and call == "write" and number > 2:
+            assert failing.left > 0  # units were saved together, so the stage wrote less often
+            continue
+        assert isinstance(raised, BudgetError if code == errno.ENOSPC else StoreError)
+        assert str(raised.path).startswith(str(store))
+        full = code == errno.ENOSPC and "the disk is full" in str(raised)
+        assert full or os.strerror(code) in str(raised)
+        assert HINTS[code] in str(raised)
         STAGES[stage](store, inputs)  # resumes
         opened = Store.open(store)
         assert not find_damage(opened, opened.manifest.files)
