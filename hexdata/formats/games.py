@@ -378,6 +378,12 @@ class LineReader(GameReader):
     _comment: ClassVar[re.Pattern[bytes]]
     """Matches the beginning of a comment line."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._spelling: Counter[str] = Counter()
+        self._counts["comments"] = 0
+        self.header = {"spelling": self._spelling, "counts": self._counts}
+
     @abstractmethod
     def _read_game(self, text: str, game: GameRecord) -> None:
         """Read the game of a line.

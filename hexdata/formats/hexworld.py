@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections import Counter
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from hexdata.board import BLUE, RED, cell_index
 from hexdata.errors import FormatError, Reason
@@ -72,12 +71,6 @@ class HexWorldReader(LineReader):
     format = "hexworld"
     _comment = _COMMENT
     _winner_hint: ClassVar[str] = "a resignation, such as :rb, or a winning chain"
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._spelling: Counter[str] = Counter()
-        self._counts["comments"] = 0
-        self.header = {"spelling": self._spelling, "counts": self._counts}
 
     def _read_game(self, text: str, game: GameRecord) -> None:
         parts = _LINE.fullmatch(text.strip())

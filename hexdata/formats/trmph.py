@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, Any, ClassVar, Final
+from typing import IO, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -70,12 +69,6 @@ class TrmphReader(LineReader):
     format = "trmph"
     _comment = _COMMENT
     _winner_hint: ClassVar[str] = "b or r after the moves"
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._spelling: Counter[str] = Counter()
-        self._counts["comments"] = 0
-        self.header = {"spelling": self._spelling, "counts": self._counts}
 
     def _read_game(self, text: str, game: GameRecord) -> None:
         parts = split_trmph(text)

@@ -275,13 +275,7 @@ class Loader:
             ConfigError: The rank is invalid, or this loader is within an epoch and ``world_size`` differs.
         """
         epoch, batch = self._next_batch()
-        if batch and world_size != self.options.world_size:
-            raise ConfigError(
-                "the world size of a loader cannot change within an epoch",
-                found=f"world size {world_size} at batch {batch} of epoch {epoch}",
-                expected=f"world size {self.options.world_size}",
-                hint="Make the loader with the new world size, then load the state.",
-            )
+        self.options.require_world_size(world_size, "loader", epoch, batch)
         other = copy.copy(self)
         other.options = replace(self.options, rank=rank, world_size=world_size)
         other._selected = self._selected.for_rank(rank, world_size) if self._selected else None

@@ -154,22 +154,11 @@ class MergedRows:
             for name, values in self._values.items():
                 if name in columns:
                     columns[name][hits] = values[slots]
-            stop = start + self._kept_below(first + count) - self._kept_below(first)
+            stop = self._kept.count_below(first + count)
             chosen = self._kept.rows(np.arange(start, stop)) - first
             kept = {name: array[chosen] for name, array in columns.items() if name in members}
             yield {**kept, "policy_row": np.flatnonzero(policy[chosen]).astype(np.uint32)}
             first, start = first + count, stop
-
-    def _kept_below(self, row: int) -> int:
-        """Return the number of kept rows below a row of the table."""
-        low, high = 0, self.positions
-        while low < high:
-            middle = (low + high) // 2
-            if int(self._kept.rows(np.array([middle]))[0]) < row:
-                low = middle + 1
-            else:
-                high = middle
-        return low
 
 
 def _policies_of(block: Block, rows: Int64Array) -> SparsePolicies:

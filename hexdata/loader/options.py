@@ -54,6 +54,26 @@ class RankedOptions:
             )
         self._set("seed", check_seed(self.seed))
 
+    def require_world_size(self, world_size: int, what: str, epoch: int, batch: int) -> None:
+        """Check that the number of ranks does not change within an epoch.
+
+        Args:
+            world_size: New number of ranks.
+            what: "loader" or "mixture", for the message.
+            epoch: Current epoch.
+            batch: Index of its next batch.
+
+        Raises:
+            ConfigError: The number changes, and the epoch has begun.
+        """
+        if batch and world_size != self.world_size:
+            raise ConfigError(
+                f"the world size of a {what} cannot change within an epoch",
+                found=f"world size {world_size} at batch {batch} of epoch {epoch}",
+                expected=f"world size {self.world_size}",
+                hint=f"Make the {what} with the new world size, then load the state.",
+            )
+
     def _set(self, name: str, value: object) -> None:
         """Set a field of the frozen dataclass in ``__post_init__``."""
         object.__setattr__(self, name, value)

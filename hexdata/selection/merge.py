@@ -185,16 +185,22 @@ def _write_keys(con: DuckDBPyConnection, rows: str, targets: Sequence[str], path
 
 
 def _with_image(batch: pa.RecordBatch, schema: pa.Schema, width: int) -> pa.RecordBatch:
-    joined = batch.column("board").cast(pa.binary()).cast(pa.binary(width))
-    boards = np.frombuffer(joined.buffers()[1], np.uint8, len(joined) * width, joined.offset * width)
+    boards = _bytes_of(batch.column("board"), width)
     players = batch.column("player_to_move").to_numpy().astype(np.uint8)
-    images, symmetries = canonical_images(boards.reshape(-1, width), players)
+    images, symmetries = canonical_images(boards, players)
     stored = {name: batch.column(name) for name in schema.names if name not in ("image", "symmetry")}
     stored["image"] = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(width + 1), len(images), [None, pa.py_buffer(np.ascontiguousarray(images))]
     )
     stored["symmetry"] = pa.array(symmetries)
     return pa.RecordBatch.from_arrays([stored[f.name].cast(f.type) for f in schema], schema=schema)
+
+
+def _bytes_of(column: pa.Array, width: int) -> npt.NDArray[np.uint8]:
+    """Return a binary column without nulls, all of whose values have ``width`` bytes, as (rows, width)."""
+    fixed = column.cast(pa.binary()).cast(pa.binary(width))
+    data = np.frombuffer(fixed.buffers()[1], np.uint8, len(fixed) * width, fixed.offset * width)
+    return data.reshape(-1, width)
 
 
 # --- groups -------------------------------------------------------------------------------------------
@@ -258,10 +264,8 @@ def _dropped_rows(position_ids: Ints, schema: pa.Schema) -> pa.RecordBatch:
 
 def _single_positions(table: pa.Table, targets: Sequence[str]) -> _Groups:
     """Return sorted positions as groups of one position each, in the canonical orientation."""
-    images = table.column("image").combine_chunks().cast(pa.binary())
+    images = table.column("image").combine_chunks()
     width = len(images[0].as_py())
-    images = images.cast(pa.binary(width))
-    image = np.frombuffer(images.buffers()[1], np.uint8, len(images) * width, images.offset * width)
     symmetry = table.column("symmetry").to_numpy()
     swapped = symmetry >= Symmetry.LONG_DIAGONAL
     rows = table.num_rows
@@ -281,7 +285,7 @@ def _single_positions(table: pa.Table, targets: Sequence[str]) -> _Groups:
     counts["policy"] = np.bincount(np.unique(owner), minlength=rows)
     return _Groups(
         table.column("split_index").to_numpy(),
-        image.reshape(-1, width),
+        _bytes_of(images, width),
         table.column("position_id").to_numpy(),
         symmetry,
         np.ones(rows, np.int64),
