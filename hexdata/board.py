@@ -38,6 +38,7 @@ __all__ = [
     "column_name",
     "format_moves",
     "game_hash",
+    "game_hashes",
     "pack_boards",
     "parse_moves",
     "player_to_move",
@@ -367,10 +368,13 @@ def winner_of(planes: Planes) -> npt.NDArray[np.int8]:
         int8 (N,): ``BLUE``, ``RED``, or -1 for neither. If both connect, which needs two stones on one cell,
         the result is ``BLUE``.
     """
-    blue = _connects(planes[:, BLUE])
     # Reflection in the long diagonal maps left-right to top-bottom and preserves neighbours.
-    red = _connects(planes[:, RED].swapaxes(1, 2))
+    blue, red = np.split(_connects(np.concatenate([planes[:, BLUE], planes[:, RED].swapaxes(1, 2)])), 2)
     return np.where(blue, np.int8(BLUE), np.where(red, np.int8(RED), np.int8(-1)))
+
+
+_FLOOD_STEPS: Final = 4
+"""Steps of a flood fill between two searches for the boards whose fill has ended."""
 
 
 def _connects(stones: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
@@ -386,14 +390,16 @@ def _connects(stones: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     reached[:, 0] = rows[:, 0]
     boards = np.arange(len(stones))
     while len(boards):
-        flood = reached | reached << 1 | reached >> 1
-        flood[:, 1:] |= reached[:, :-1] | reached[:, :-1] >> 1
-        flood[:, :-1] |= reached[:, 1:] | reached[:, 1:] << 1
-        flood &= rows
-        through = flood[:, -1] != 0
+        before = reached
+        for _ in range(_FLOOD_STEPS):
+            flood = reached | reached << 1 | reached >> 1
+            flood[:, 1:] |= reached[:, :-1] | reached[:, :-1] >> 1
+            flood[:, :-1] |= reached[:, 1:] | reached[:, 1:] << 1
+            reached = flood & rows
+        through = reached[:, -1] != 0
         connected[boards[through]] = True
-        going = ~through & (flood != reached).any(axis=1)
-        boards, rows, reached = boards[going], rows[going], flood[going]
+        going = ~through & (reached != before).any(axis=1)
+        boards, rows, reached = boards[going], rows[going], reached[going]
     return connected
 
 
@@ -466,10 +472,31 @@ def canonical_moves(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> t
         (first_player, moves): ``BLUE``, and cell indices uint16 (m,).
     """
     cells = np.asarray(moves, dtype=np.intp)
-    one, other = symmetry_table(n)[2:, cells] if first_player == RED else symmetry_table(n)[:2, cells]
-    apart = one != other
-    ply = int(apart.argmax()) if len(apart) else 0  # not always ply 0, because the centre is its own image
-    return BLUE, one if not len(apart) or one[ply] <= other[ply] else other
+    return BLUE, _canonical(cells, np.array([len(cells)]), n, np.array([first_player]))
+
+
+def _canonical(
+    moves: npt.NDArray[np.intp], lengths: npt.NDArray[Any], n: int, first_player: npt.NDArray[Any]
+) -> UInt16Array:
+    """Return the moves of :func:`canonical_moves` of G games, concatenated: uint16 (sum of lengths,).
+
+    Args:
+        moves: cell indices of all games, (sum of lengths,).
+        lengths: number of moves of each game, (G,).
+        n: board size.
+        first_player: player who began each game, (G,).
+    """
+    table = symmetry_table(n)
+    red = np.repeat(first_player == RED, lengths)
+    one = np.where(red, table[Symmetry.LONG_DIAGONAL, moves], moves.astype(np.uint16))
+    other = np.where(red, table[Symmetry.SHORT_DIAGONAL, moves], table[Symmetry.ROTATION, moves])
+    game = np.repeat(np.arange(len(lengths)), lengths)
+    apart = np.flatnonzero(one != other)  # not always from ply 0 on, because the centre is its own image
+    games, first = np.unique(game[apart], return_index=True)
+    smaller = np.ones(len(lengths), dtype=bool)
+    smaller[games] = one[apart[first]] < other[apart[first]]
+    canonical: UInt16Array = np.where(smaller[game], one, other)
+    return canonical
 
 
 def game_hash(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> bytes:
@@ -478,6 +505,23 @@ def game_hash(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> bytes:
     It is the first half of SHA-256 over the text ``hexdata game <n>``, a space, and the canonical moves as
     little-endian uint16. Every store contains it and the split depends on it, so it must not change.
     """
-    _, canonical = canonical_moves(moves, n, first_player)
-    text = b"hexdata game %d " % n + canonical.astype("<u2", copy=False).tobytes()
-    return hashlib.sha256(text).digest()[:16]
+    cells = np.asarray(moves, dtype=np.intp)
+    return game_hashes(cells, np.array([len(cells)]), n, np.array([first_player]))[0]
+
+
+def game_hashes(
+    moves: npt.NDArray[Any], lengths: npt.NDArray[Any], n: int, first_player: npt.NDArray[Any]
+) -> list[bytes]:
+    """Return the :func:`game_hash` of each of G games.
+
+    Args:
+        moves: cell indices of all games, one game after the other, (sum of lengths,).
+        lengths: number of moves of each game, (G,).
+        n: board size.
+        first_player: player who began each game, (G,).
+    """
+    canonical = _canonical(moves.astype(np.intp), lengths, n, first_player).astype("<u2", copy=False)
+    prefix, data = b"hexdata game %d " % n, canonical.tobytes()
+    stops = (2 * np.cumsum(lengths)).tolist()
+    bounds = zip([0, *stops], stops, strict=False)
+    return [hashlib.sha256(prefix + data[start:stop]).digest()[:16] for start, stop in bounds]

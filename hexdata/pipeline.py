@@ -129,6 +129,16 @@ class Config(BaseModel):
             as_path(location)
         return self
 
+    @model_validator(mode="after")
+    def _check_free_buckets(self) -> Self:
+        """Check that no later stage needs the buckets that the export removes."""
+        if self.export and self.export.free_buckets and self.pickles and self.pickles.order == "shuffled":
+            raise ConfigError(
+                "export.free_buckets removes the buckets from which [pickles] makes shuffled pickles",
+                expected='free_buckets = false, or order = "original" in [pickles]',
+            )
+        return self
+
     @property
     def locations(self) -> list[str]:
         """All paths and addresses, starting with the store's."""
@@ -228,7 +238,8 @@ class RunResult:
         store: Path or address of the store.
         stages: Results of the stages, in the order in which they ran.
         shuffle: Result of the shuffle, including its options; None if it was not run.
-        quality: Quality of the shuffle; None if the store has no shuffled training split.
+        quality: Quality of the shuffle; None if the store has no shuffled training split, or if its buckets
+            were removed before they were measured.
         verdict: Verdict of the report; None if it was not written.
     """
 
@@ -295,7 +306,8 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
             shuffled = outcome.shuffle or shuffled
             quality = outcome.quality or quality
             verdict = outcome.verdict or verdict
-        if quality is None and "shuffle" in Store.open(config.store).manifest.stages:
+        manifest = Store.open(config.store).manifest
+        if quality is None and "shuffle" in manifest.stages and not manifest.removed_buckets:
             quality = measure_quality(config.store)
     return RunResult(config.store, stages, shuffled, quality, verdict)
 
@@ -336,8 +348,11 @@ def _convert(context: _StageContext) -> _StageOutcome:
 
 
 def _shuffle(context: _StageContext) -> _StageOutcome:
-    store = context.config.store
-    result = shuffle_store(store, context.config.shuffle, context.progress, engine=context.engine)
+    store, export = context.config.store, context.config.export
+    restore = not (export and export.free_buckets)  # a repeated run does not need them
+    result = shuffle_store(
+        store, context.config.shuffle, context.progress, engine=context.engine, restore=restore
+    )
     return _StageOutcome(result.positions, path=_location_in(store, "shuffled"), shuffle=result)
 
 

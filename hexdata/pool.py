@@ -12,6 +12,7 @@ from typing import ClassVar, Final
 import psutil
 
 from hexdata.errors import BudgetError, ConfigError
+from hexdata.system import data_limit
 
 __all__ = [
     "LEADER_MEMORY",
@@ -79,23 +80,16 @@ def memory_limit(memory: int, threads: int | None = None) -> Iterator[None]:
     Raises:
         BudgetError: an allocation was refused.
     """
-    import resource
-
     usage = psutil.Process().memory_info()
-    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
     stacks = _STACK * ((threads or default_workers()) + _OTHER_THREADS)
     limit = getattr(usage, "data", 0) + max(memory - usage.rss, memory // 2) + stacks
-    limits = [bound for bound in (before, hard) if bound != resource.RLIM_INFINITY]
-    if hasattr(usage, "data"):
-        resource.setrlimit(resource.RLIMIT_DATA, (min([limit, *limits]), hard))
     try:
-        yield
+        with data_limit(limit):
+            yield
     except MemoryError as error:
         raise BudgetError(
             "out of memory", expected=f"at most {memory / 1e6:,.0f} MB", hint="Raise --memory."
         ) from error
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
 
 @dataclass(frozen=True)

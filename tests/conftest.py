@@ -32,11 +32,17 @@ from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
 from tests.legacy_pickles import install_enums
 from tests.object_store import ObjectStore, environment, serving
+from tests.pairs import FULL
 
 if TYPE_CHECKING:
     from upath import UPath
 
-settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "busy machine",
+    deadline=None,
+    max_examples=100 if FULL else 30,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("busy machine")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -66,6 +72,7 @@ SLOW_FILES = frozenset(
     [
         "cli/test_bar.py",
         "cli/test_cli.py",
+        "cli/test_convert_folder.py",
         "cli/test_disk.py",
         "cli/test_live_command.py",
         "cli/test_load.py",
@@ -78,14 +85,17 @@ SLOW_FILES = frozenset(
         "convert/test_companions.py",
         "convert/test_convention.py",
         "convert/test_expanding.py",
+        "convert/test_growing.py",
         "convert/test_ids.py",
         "convert/test_interruption.py",
+        "convert/test_max_positions.py",
         "convert/test_objects.py",
         "convert/test_quality.py",
         "convert/test_real_data.py",
         "convert/test_rejections.py",
         "convert/test_salvage.py",
         "convert/test_splits.py",
+        "convert/test_targets.py",
         "convert/test_variants.py",
         "demo/test_make_legacy.py",
         "draw/test_svg.py",
@@ -102,13 +112,8 @@ SLOW_FILES = frozenset(
         "formats/test_legacy_writer.py",
         "formats/test_trmph.py",
         "live/files/test_provider.py",
-        "live/files/test_provider_growing_files.py",
-        "live/files/test_provider_missing_directory.py",
-        "live/files/test_provider_moved_files.py",
         "live/test_chunk_source_loader.py",
         "live/test_end_to_end.py",
-        "live/test_live_loader.py",
-        "live/test_pipeline.py",
         "live/test_prometheus.py",
         "loader/test_epoch_ends.py",
         "loader/test_games_converted.py",
@@ -116,26 +121,37 @@ SLOW_FILES = frozenset(
         "loader/test_games_mode.py",
         "loader/test_games_promises.py",
         "loader/test_loader.py",
+        "loader/test_merged_rows.py",
         "loader/test_mixture.py",
         "loader/test_objects.py",
         "loader/test_row_filter.py",
+        "loader/test_search_columns.py",
         "loader/test_stream.py",
         "loader/test_targets.py",
+        "loader/test_weights.py",
+        "loader/test_where_by_epoch.py",
+        "pytorch/test_device_loader.py",
         "pytorch/test_epochs.py",
         "pytorch/test_games_mode.py",
         "pytorch/test_loader.py",
+        "pytorch/test_mixture.py",
+        "pytorch/test_transform.py",
         "pytorch/test_unpack.py",
+        "pytorch/test_weights.py",
+        "pytorch/test_where_by_epoch.py",
         "quality/test_quality.py",
         "report/test_browser.py",
         "report/test_facts.py",
         "report/test_page.py",
         "selection/test_balance.py",
+        "selection/test_merge.py",
         "selection/test_placement.py",
         "selection/test_select.py",
         "selection/test_shuffle.py",
         "shards/test_cache.py",
         "shards/test_format.py",
         "shards/test_mapped.py",
+        "shards/test_read_ahead.py",
         "shards/test_reader.py",
         "shards/test_sources.py",
         "shuffle/test_disk.py",
@@ -150,15 +166,18 @@ SLOW_FILES = frozenset(
         "sql/test_database.py",
         "sql/test_macros.py",
         "sql/test_run.py",
+        "sql/test_targets.py",
         "sql/test_write.py",
         "storage/test_error_texts.py",
         "storage/test_objects.py",
+        "storage/test_silence.py",
         "store/test_disk_errors.py",
         "store/test_hostile_json.py",
         "store/test_hostile_json_texts.py",
         "store/test_integrity.py",
         "store/test_journal.py",
         "store/test_links.py",
+        "store/test_objects.py",
         "store/test_parquet.py",
         "store/test_session.py",
         "test_documents.py",
@@ -168,6 +187,7 @@ SLOW_FILES = frozenset(
         "test_object_stores.py",
         "test_order.py",
         "test_pipeline.py",
+        "test_system.py",
         "test_task_graph.py",
         "verify/test_bad_tables.py",
         "verify/test_damage.py",
@@ -182,11 +202,41 @@ SLOW_FILES = frozenset(
 """Test files, relative to this folder, of which all tests have the mark "slow"."""
 
 
+SEVERAL_CORES = (
+    "engine/",
+    "live/",
+    "loader/test_map_ahead.py",
+    "loader/test_threads.py",
+    "pytorch/",
+    "shards/test_read_ahead.py",
+    "shuffle/",
+    "test_task_graph.py",
+)
+"""Folders and files, relative to this folder, of tests that use every core also beside other tests."""
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Bind a worker of pytest-xdist, and the processes that its test starts, to one core.
+
+    The other cores have workers of their own. The stages then start no workers where a test sets no number.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if CORES and worker:
+        uses_all = _file_of(item).startswith(SEVERAL_CORES)
+        os.sched_setaffinity(0, CORES if uses_all else {CORES[int(worker[2:]) % len(CORES)]})
+
+
+def _file_of(item: pytest.Item) -> str:
+    """Return the file of a test, relative to this folder; empty for other files, such as notebooks."""
+    folder = Path(__file__).parent
+    return item.path.relative_to(folder).as_posix() if item.path.is_relative_to(folder) else ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of slow files."""
-    folder = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(folder) and item.path.relative_to(folder).as_posix() in SLOW_FILES:
+        if _file_of(item) in SLOW_FILES:
             item.add_marker("slow")
 
 
@@ -419,7 +469,8 @@ def copy_store(tmp_path: Path) -> CopyStore:
 def kill_at_every_change(tmp_path: Path) -> KillAtEveryChange:
     """Return ``kill(stage, store, options, most_rows=None)``: copies in which the stage was killed.
 
-    There is one copy for each time that the stage changes a name on disk; it was killed right before that.
+    There is one copy for each file that the stage renames or removes, killed right before that, and for each
+    time that it appends to its ledger, killed in the middle of it.
     """
 
     def kill(stage: str, store: Path, options: dict[str, Any], most_rows: int | None = None) -> list[Path]:

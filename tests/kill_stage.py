@@ -1,7 +1,7 @@
-"""Kills a stage with SIGKILL at every change of a name on disk, each time on a new copy of a store.
+"""Kills a stage with SIGKILL at every change on disk, each time on a new copy of a store.
 
-The fixture ``kill_at_every_change`` runs this module as a script, because it forks. A name changes when the
-stage renames or removes a file.
+The fixture ``kill_at_every_change`` runs this module as a script, because it forks. A change is a file that
+the stage renames or removes, or lines that it appends to its ledger.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from hexdata.export import ExportOptions, export_shards
 from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
+from hexdata.storage.local import LocalStorage
 
 with contextlib.suppress(ImportError):
     import pandas  # noqa: F401 - DuckDB would import it in every child
@@ -30,7 +31,7 @@ STAGES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def kill_before_change(moment: int) -> None:
-    """Kill this process right before it changes a name on disk for the ``moment``-th time, from 0."""
+    """Kill this process right before its ``moment``-th change, from 0, or while it appends to the ledger."""
     moments = itertools.count()
 
     def killing(change: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,6 +42,15 @@ def kill_before_change(moment: int) -> None:
 
         return killing_change
 
+    extend = LocalStorage.extend
+
+    def killing_extend(storage: LocalStorage, data: bytes, size: int) -> bool:
+        if next(moments) == moment:
+            extend(storage, data[: len(data) // 2], size)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return extend(storage, data, size)
+
+    LocalStorage.extend = killing_extend  # type: ignore[method-assign]
     Path.replace = killing(Path.replace)  # type: ignore[method-assign]
     Path.unlink = killing(Path.unlink)  # type: ignore[method-assign]
     shutil.rmtree = killing(shutil.rmtree)  # type: ignore[assignment]

@@ -24,6 +24,7 @@ from hexdata.board import (
     cell_name,
     format_moves,
     game_hash,
+    game_hashes,
     pack_boards,
     parse_moves,
     player_to_move,
@@ -411,3 +412,13 @@ def test_the_hash_is_pinned() -> None:
     assert game_hash(parse_moves("a1b12c3", 13), 13).hex() == "237bf84d7f4f766869e34094015c2713"
     assert game_hash([], 13).hex() == "9ff0051fbc17e54e1fb46133f419b135"
     assert game_hash(parse_moves("g7a1", 13), 13) == game_hash(parse_moves("g7m13", 13), 13)
+
+
+def test_hashes_of_several_games_are_those_of_each() -> None:
+    rng = np.random.default_rng(1)
+    lengths = np.array([0, 1, 24, 0, 7, 0])
+    games = [rng.permutation(25)[:length] for length in lengths]
+    first = np.array([0, 1, 1, 1, 0, 0])
+    expected = [game_hash(moves, 5, int(player)) for moves, player in zip(games, first, strict=True)]
+    assert game_hashes(np.concatenate(games), lengths, 5, first) == expected
+    assert game_hashes(np.zeros(0, np.int64), np.zeros(0, np.int64), 5, np.zeros(0, np.int64)) == []

@@ -26,7 +26,7 @@ DOCUMENTS = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 
 INTERNAL = {
     *("checks", "config", "formats", "games", "pool"),
-    *("retry", "schema", "store", "strict_json", "text"),
+    *("retry", "schema", "store", "strict_json", "system", "text"),
 }
 """Packages and modules that are not for users."""
 

@@ -4,9 +4,13 @@ A document runs from top to bottom in a temporary folder that contains a copy of
 ``console`` blocks that start with ``$`` run one by one, ``python`` blocks run in one namespace, and ``toml``
 blocks are parsed. A comment above the fence changes this: ``<!-- not run: why -->`` skips a block,
 ``<!-- file: name -->`` also writes it to the folder, ``<!-- store: path -->`` runs a ``sql`` block on that
-store. The output of commands is not compared with the document. To save time, the demo with which most
-documents begin is run once and copied, and commands use one core: small stores are finished before workers
-have started.
+store. The output of commands is not compared with the document. To save time:
+
+- The demo with which most documents begin has ``DEMO_GAMES`` games, with few exceptions. It is run
+  once and copied.
+- Commands use one core: small stores are finished before workers have started.
+- A plain ``hexdata`` command runs in this process. The README's commands, and those that use the shell, run
+  in processes of their own.
 """
 
 from __future__ import annotations
@@ -14,13 +18,15 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sysconfig
 import tempfile
 import tomllib
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,8 +34,10 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from hexdata.cli import app
+from hexdata.errors import HexdataError
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("README.md"), *(ROOT / "docs").rglob("*.md")])
@@ -37,12 +45,17 @@ PLAIN = {"json", "mermaid", "sql", "text", "{eval-rst}", "{toctree}"}
 """Languages of blocks that are not run, except ``sql`` with a store; Sphinx runs its own blocks."""
 OPTIONAL = {"jax", "torch"}
 """Libraries without which the blocks that import them are skipped."""
+OWN_PROCESSES = {"README.md"}
+"""Documents of which each command runs in a process of its own."""
 LONGEST_COMMAND = 300.0
 """Seconds after which a command is considered to hang."""
 
 FENCE = re.compile(r"^ *```(?P<language>\w*|\{[\w-]+\})\s*$")
-DEMO = re.compile(r"hexdata demo( --games \d+)?")
+DEMO = re.compile(r"hexdata demo( hexdata-demo)?( --games \d+)?")
 """A demo that may be copied: it writes the folder ``hexdata-demo`` with the same bytes every time."""
+DEMO_GAMES = 64
+OWN_GAMES = {"quality.md"}
+"""Documents whose statements need as many games as they name."""
 MARK = re.compile(r"^ *<!-- (?P<mark>not run|file|store): (?P<text>.*\S) -->\s*$")
 
 
@@ -97,8 +110,31 @@ def one_core() -> Iterator[None]:
         os.sched_setaffinity(0, cores)
 
 
+def words_of(command: str) -> list[str]:
+    """Return the words of a command, or none if it needs a shell."""
+    unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", command)
+    return [] if re.search(r"[$`]", command) or re.search(r"[|&;<>*]", unquoted) else shlex.split(command)
+
+
+def run_here(block: Block, line: int, arguments: list[str], scratch: Path) -> str:
+    """Run ``hexdata`` in this process."""
+    with one_core(), chdir(scratch), warnings.catch_warnings():
+        warnings.simplefilter("default")
+        done = CliRunner().invoke(app, arguments, env={"NO_COLOR": "1", "FORCE_COLOR": None})
+    if done.exit_code:
+        report = (
+            done.exception.report() if isinstance(done.exception, HexdataError) else [repr(done.exception)]
+        )
+        said = "\n".join([done.output, *report])
+        raise block.error(f"exit status {done.exit_code} from: hexdata {shlex.join(arguments)}\n{said}", line)
+    return done.output
+
+
 def run_command(block: Block, line: int, command: str | list[str], scratch: Path) -> str:
     """Run one command, text for bash or a list; return its output. Raise an error if it fails."""
+    words = words_of(command) if isinstance(command, str) else command
+    if words[:1] == ["hexdata"] and block.where not in OWN_PROCESSES:
+        return run_here(block, line, words[1:], scratch)
     scripts = sysconfig.get_path("scripts")  # where the tested installation has its hexdata
     plain = {"NO_COLOR": "1", "FORCE_COLOR": ""}  # the second would draw progress bars too
     environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"} | plain
@@ -121,6 +157,8 @@ def run_command(block: Block, line: int, command: str | list[str], scratch: Path
 
 def run_demo(block: Block, line: int, command: str, scratch: Path, shelf: Path) -> None:
     """Copy the files of a demo, which is run at the first call."""
+    if block.where not in OWN_GAMES:
+        command = f"hexdata demo --games {DEMO_GAMES}"
     kept = shelf / command
     if not kept.exists():
         begun = Path(tempfile.mkdtemp(dir=shelf))
@@ -206,6 +244,10 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     if (ROOT / "configs").is_dir():
         shutil.copytree(ROOT / "configs", folder / "configs")
+        demo = folder / "configs" / "demo.toml"
+        demo.write_text(
+            re.sub(r"^games = \d+", f"games = {DEMO_GAMES}", demo.read_text(), flags=re.MULTILINE)
+        )
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(folder)
     return folder
@@ -377,13 +419,13 @@ def test_a_demo_is_run_once_and_then_copied(tmp_path, monkeypatch):
         (folder / "hexdata-demo" / "mark").touch()
 
     monkeypatch.setitem(globals(), "run_command", demo)
-    document = write(tmp_path, "```console\n$ hexdata demo --games 3\n```")
-    for number in range(2):
+    for number, command in enumerate(["hexdata demo", "hexdata demo hexdata-demo --games 3"]):
+        document = write(tmp_path, f"```console\n$ {command}\n```")
         folder = tmp_path / str(number)
         folder.mkdir()
         run_document(document, folder, shelf)
         assert (folder / "hexdata-demo" / "mark").exists()
-    assert ran == ["hexdata demo --games 3"]
+    assert ran == [f"hexdata demo --games {DEMO_GAMES}"]
 
 
 def test_the_transcript_is_of_the_demo_as_it_is(scratch):

@@ -25,6 +25,7 @@ PACKAGE = ROOT / "hexdata"
 LAYERS = {
     "errors": 0,
     "progress": 0,
+    "system": 0,
     "text": 0,
     "board": 1,
     "checks": 1,
@@ -75,7 +76,7 @@ LIBRARIES = {
     "pyarrow": between(2, 8),
     "duckdb": ("store/session.py",),
     "loky": ("engine/local.py",),
-    "psutil": ("pool",),
+    "psutil": ("pool", "system"),
     "zlib_ng": ("formats",),
     "fsspec": ("storage",),
     "upath": ("storage",),

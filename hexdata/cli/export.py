@@ -52,6 +52,13 @@ def export(
             "Default: blocks.",
         ),
     ] = None,
+    free_buckets: Annotated[
+        bool,
+        typer.Option(
+            "--free-buckets",
+            help="Remove each bucket of the shuffle as soon as all shards with its rows are written.",
+        ),
+    ] = False,
     workers: Workers = None,
     memory: Memory = "1GB",
     engine: EngineName = "local",
@@ -60,7 +67,9 @@ def export(
 ) -> None:
     """Write tar shards for training, or legacy pickles."""
     pickle_options = _given(order=order)
-    shard_options = _given(shard_size=shard_size, block_size=block_size, layout=layout)
+    shard_options = _given(
+        shard_size=shard_size, block_size=block_size, layout=layout, free_buckets=free_buckets or None
+    )
     if to == "pickle":
         _refuse(shard_options, to)
         _export_pickles(store, pickle_options, workers, memory, (engine, address), as_json)
@@ -82,6 +91,8 @@ def export(
         [[split, f"{n:,}", f"{result.shards[split]:,}"] for split, n in result.splits.items()],
     )
     output.line(f"{result.positions:,} positions, {format_bytes(result.bytes)}, digest {result.digest[:16]}")
+    if result.buckets_removed:
+        output.line(f"removed {result.buckets_removed:,} buckets of the shuffle")
 
 
 def _given(**options: Any) -> dict[str, Any]:

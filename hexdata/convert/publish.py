@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.convert.companions import with_origins
+from hexdata.convert.duplicates import DUPLICATES
 from hexdata.convert.spool import Spool
 from hexdata.convert.targets import target_columns
-from hexdata.formats import BATCH_ROWS
 from hexdata.games.convention import Convention
 from hexdata.games.evidence import findings_schema
 from hexdata.games.find import ROWS, column
@@ -25,9 +25,9 @@ from hexdata.schema import games_schema, positions_schema
 from hexdata.storage import AnyPath
 from hexdata.store.files import FileFacts
 from hexdata.store.originals import KEPT_PREFIX, WINNERS, convert_values
-from hexdata.store.parquet import regroup, write_parquet
+from hexdata.store.parquet import ROW_GROUP_ROWS, regroup, write_parquet
 
-__all__ = ["Assignment", "GameFlags", "publish_games", "publish_positions"]
+__all__ = ["Assignment", "publish_games", "publish_positions"]
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,6 @@ class Assignment:
     """Optional columns of the positions of this source."""
     declared: tuple[str, ...] = ()
     """Those of them that its reader gives."""
-
-
-@dataclass(frozen=True)
-class GameFlags:
-    """The duplicates and flags of the G games of one source."""
-
-    duplicate_of: npt.NDArray[np.int64]
-    """``game_id`` of the first game with the same hash, (G,); -1 where the game is itself the first."""
-    flags: npt.NDArray[np.uint32]
-    """Bits of ``findings.Flag``, (G,)."""
 
 
 def publish_positions(spool: Spool, path: AnyPath, assigned: Assignment) -> FileFacts:
@@ -106,9 +96,10 @@ def _positions(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterato
 
 
 def _with_rows(spool: Spool, assigned: Assignment) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-    """Yield the positions of a spool with their ``ROWS``, ``BATCH_ROWS`` at a time."""
-    raw = regroup(spool.batches("raw"), findings_schema(assigned.board_size, assigned.declared), BATCH_ROWS)
-    rows = regroup(spool.batches("rows"), ROWS, BATCH_ROWS)
+    """Yield the positions of a spool with their ``ROWS``, one row group of the store at a time."""
+    schema = findings_schema(assigned.board_size, assigned.declared)
+    raw = regroup(spool.batches("raw"), schema, ROW_GROUP_ROWS)
+    rows = regroup(spool.batches("rows"), ROWS, ROW_GROUP_ROWS)
     for tables in zip(raw, rows, strict=True):
         batches = [table.to_batches()[0] for table in tables]
         yield batches[0], batches[1]
@@ -172,29 +163,29 @@ def _with_kept(metadata: pa.Array, kept: list[_Kept]) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def publish_games(spool: Spool, path: AnyPath, assigned: Assignment, flags: GameFlags) -> FileFacts:
+def publish_games(spool: Spool, path: AnyPath, assigned: Assignment) -> FileFacts:
     """Write the games of one source to a Parquet file.
 
     Args:
-        spool: spool of the source.
+        spool: spool of the source, with the table ``duplicates``.
         path: the file to write.
         assigned: ids and convention of the source.
-        flags: duplicates and flags of the games.
 
     Returns:
         Rows, size and digest of the file.
     """
     schema = games_schema()
-    return write_parquet(path, schema, _games(spool, assigned, flags, schema), replace=False)
+    return write_parquet(path, schema, _games(spool, assigned, schema), replace=False)
 
 
-def _games(spool: Spool, assigned: Assignment, flags: GameFlags, schema: pa.Schema) -> Iterator[pa.Table]:
+def _games(spool: Spool, assigned: Assignment, schema: pa.Schema) -> Iterator[pa.Table]:
     done = 0
+    decided = pa.Table.from_batches(spool.batches("duplicates"), DUPLICATES).combine_chunks()
+    flags = decided["flags"].to_numpy()
     found = [batch.column("findings").to_numpy() for batch in spool.batches("findings")]
     findings = np.concatenate([np.zeros(0, np.uint32), *found])
     for games in spool.batches("games"):
         count = games.num_rows
-        copies = flags.duplicate_of[done : done + count]
         hashes = games.column("game_hash").to_pylist()
         winner = winners_of(games, assigned.convention)
         columns = {
@@ -203,9 +194,9 @@ def _games(spool: Spool, assigned: Assignment, flags: GameFlags, schema: pa.Sche
             "origin": with_origins(games, dict(assigned.origins)),
             "winner": _winner_names(winner),
             "end_reason": end_reasons(findings[done : done + count], winner, games.column("end_reason")),
-            "duplicate_of": pa.array(copies, mask=copies < 0),
+            "duplicate_of": decided["duplicate_of"][done : done + count],
             "split": pa.array([split_of(h, assigned.val, assigned.test) for h in hashes], pa.string()),
-            "flags": flag_lists(flags.flags[done : done + count]),
+            "flags": flag_lists(flags[done : done + count]),
         }
         columns |= {name: games.column(name) for name in schema.names if name not in columns}
         done += count

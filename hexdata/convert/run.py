@@ -9,14 +9,13 @@ from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata import __version__
 from hexdata.convert.chains import resolve_chains
 from hexdata.convert.companions import Companions, read_companions, unnamed_files
-from hexdata.convert.duplicates import COLUMNS, GameIdentities, find_duplicates
+from hexdata.convert.duplicates import FlagCounts, NewGames, StoredGames, find_duplicates, sorted_counts
 from hexdata.convert.games_by_id import KATAHEX, collection_key, resolve_collection
 from hexdata.convert.inputs import (
     InputFiles,
@@ -29,7 +28,7 @@ from hexdata.convert.inputs import (
     new_sources,
 )
 from hexdata.convert.options import ConvertOptions, ConvertResult
-from hexdata.convert.publish import Assignment, GameFlags, publish_games, publish_positions
+from hexdata.convert.publish import Assignment, publish_games, publish_positions
 from hexdata.convert.spool import (
     ReadOptions,
     Spool,
@@ -48,7 +47,7 @@ from hexdata.convert.tables import (
     reasons_of,
     refuse_large_headers,
     rejected_batches,
-    source_table,
+    source_batches,
 )
 from hexdata.convert.targets import choose_targets
 from hexdata.engine import Engine
@@ -61,8 +60,6 @@ from hexdata.games.convention import (
     layout_convention,
     votes_text,
 )
-from hexdata.games.findings import count_flags, flags_of
-from hexdata.games.labels import winners_of
 from hexdata.pool import default_workers
 from hexdata.progress import Progress
 from hexdata.schema import is_legacy_format, rejected_schema, sources_schema
@@ -70,11 +67,10 @@ from hexdata.storage import AnyPath, client_memory, storage_of
 from hexdata.store import Store
 from hexdata.store.arrow_memory import release_memory
 from hexdata.store.files import FileFacts
-from hexdata.store.integrity import find_damage, require_intact
+from hexdata.store.integrity import find_damage, rebuild_hint, require_intact
 from hexdata.store.ledger import Ledger
 from hexdata.store.manifest import StoreFile
-from hexdata.store.originals import WINNERS
-from hexdata.store.parquet import open_parquet, read_parquet, write_parquet
+from hexdata.store.parquet import read_parquet, write_parquet
 from hexdata.strict_json import parse_metadata
 from hexdata.text import count_of, lines_by_cause, shell_word
 
@@ -82,7 +78,8 @@ __all__ = ["ConvertRun"]
 
 Result = TypeVar("Result")
 
-_TABLES: Final = ("positions", "games", "sources", "rejected")
+_READ_TABLES: Final = ("games", "sources", "rejected")
+"""The tables of an existing store that are read, so that new files can be compared with them."""
 
 
 class ConvertRun:
@@ -116,7 +113,7 @@ class ConvertRun:
         self.inputs = inputs
         self.store = store
         self.options = self._check_board_size(store, self._check_splits(store, options))
-        self.progress = progress
+        self.progress = engine.monitored(progress)
         self.engine = engine
         self.client_memory = client_memory(store.path, *(file.path for file in self.files))
         self.workers = self.options.processes(engine.machines.cores, self.client_memory)
@@ -160,7 +157,7 @@ class ConvertRun:
 
     def convert(self) -> ConvertResult:
         """Convert the files that the store does not have yet and return the result of the run."""
-        require_intact(self.store, _TABLES, engine=self.engine, progress=self.progress)
+        self._check_store()
         new, same = self._digest()
         self._check_rejected([self._unread(file) for file in new])
         sources = self._one_board_size(self._read(new))
@@ -169,14 +166,28 @@ class ConvertRun:
         self._check_rejected(sources)
         sources = self._with_companions(self._resolve(self._with_conventions(sources)))
         sources = self._with_targets(self._assign(sources))
-        game_flags = self._flag_games(sources)
+        flags = self._flag_games(sources)
         notes = self._notes(sources, (name for _, name in same))
-        result = self._result(sources, game_flags, notes)
+        result = self._result(sources, flags, notes)
         if sources:
-            facts = self._publish(sources, game_flags)
-            self._publish_tables(sources, facts, game_flags)
+            facts = self._publish(sources)
+            self._publish_tables(sources, facts, flags)
         storage_of(self.work).remove_tree()  # not needed once the manifest lists all parts
         return result
+
+    def _check_store(self) -> None:
+        """Check the tables of the store that are read, and that those of positions have their sizes.
+
+        Raises:
+            StoreError: a file is missing or damaged.
+        """
+        require_intact(self.store, _READ_TABLES, engine=self.engine, progress=self.progress)
+        for name in self.store.missing("positions"):
+            raise StoreError(
+                "the file is missing or has another size",
+                path=self.store.path / name,
+                hint=rebuild_hint(self.store, name),
+            )
 
     def _run(
         self, function: Callable[..., Result], tasks: list[tuple[Any, ...]]
@@ -222,7 +233,10 @@ class ConvertRun:
         known = []
         for path in self.store.files("sources"):
             rows = read_parquet(path, [*columns, "salvaged"]).to_pylist()
-            headers = read_parquet(path, ["source_id", "header"], pc.field("format") == "trmph").to_pylist()
+            headers = []
+            if any(row["format"] == "trmph" for row in rows):  # others cannot be continued
+                trmph = pc.field("format") == "trmph"
+                headers = read_parquet(path, ["source_id", "header"], trmph).to_pylist()
             continues = {
                 row["source_id"]
                 for row in headers
@@ -600,28 +614,28 @@ class ConvertRun:
                 text += f"{kind}: {named}" if named else kind
             self.progress.note(text)
 
-    def _flag_games(self, sources: list[ConvertSource]) -> list[GameFlags]:
-        """Return the duplicates and the flags of the games that each source owns."""
-        size = self.board_size or 0
-        old = GameIdentities.from_batches(self._known_games(), size)
-        own = [GameIdentities.from_batches(_games_of(s), size) for s in sources]
-        first, kinds = find_duplicates(GameIdentities.concatenate([old, *own]))
-        stops = np.cumsum([len(old), *map(len, own)])
-        return [
-            GameFlags(first[start:stop], kinds[start:stop] | _own_flags(source))
-            for source, start, stop in zip(sources, stops[:-1], stops[1:], strict=True)
-        ]
+    def _flag_games(self, sources: list[ConvertSource]) -> list[FlagCounts]:
+        """Write the duplicates and flags of games into the spools; return the counts of each source."""
+        owners = [index for index, s in enumerate(sources) if s.owns_games and s.facts.games]
+        new = []
+        for source in (sources[index] for index in owners):
+            assert source.convention is not None
+            new.append(NewGames(source.spool, source.convention, source.first_game, source.facts.games))
+        stored = []
+        start = 0
+        files = self.store.manifest.files_in("games")
+        for name in sorted(files, key=lambda name: (len(name), name)):  # part-1000000 after part-999999
+            stored.append(StoredGames(self.store.path / name, start, files[name].rows))
+            start += files[name].rows
+        counts = [FlagCounts()] * len(sources)
+        if new:
+            folder = self.work / "duplicates"
+            found = find_duplicates(new, stored, self.board_size or 0, folder, self._run, self.progress)
+            for index, own in zip(owners, found, strict=True):
+                counts[index] = own
+        return counts
 
-    def _known_games(self) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
-        """Yield the compared columns of the store's games, with their winners."""
-        for path in self.store.files("games"):
-            with open_parquet(path) as file:
-                for batch in file.iter_batches(columns=[*COLUMNS, "winner"]):
-                    named = batch.column("winner").dictionary_encode()
-                    winners = np.array([*map(WINNERS.index, named.dictionary.to_pylist()), -1])
-                    yield batch, winners[named.indices.fill_null(-1).to_numpy(zero_copy_only=False)]
-
-    def _publish(self, sources: list[ConvertSource], game_flags: list[GameFlags]) -> dict[str, FileFacts]:
+    def _publish(self, sources: list[ConvertSource]) -> dict[str, FileFacts]:
         """Write the positions and games parts of every source; return the facts of each file by name."""
         self.progress.begin("write", sum(s.facts.positions for s in sources), "positions")
         plan = [
@@ -637,15 +651,15 @@ class ConvertRun:
         done = self._finished_sources(sources, ledger)
         self._remove_unlisted_parts({name for sha256 in done for name in ledger[sha256]})
         todo = []
-        for source, flags in zip(sources, game_flags, strict=True):
+        for source in sources:
             if source.file.sha256 in done or not source.facts.positions:
                 self.progress.advance(source.facts.positions)
             else:
-                todo.append((source, flags))
-        tasks = [(self.store.path, s.spool, self._assignment(s), own, s.owns_games) for s, own in todo]
+                todo.append(source)
+        tasks = [(self.store.path, s.spool, self._assignment(s), s.owns_games) for s in todo]
         try:
             for index, written in self._run(_publish_source, tasks):
-                source = todo[index][0]
+                source = todo[index]
                 _check_position_count(source, written)
                 parts = {name: facts.to_json() for name, facts in written.items()}
                 ledger.finish_buffered(source.file.sha256, parts)
@@ -698,13 +712,13 @@ class ConvertRun:
         )
 
     def _publish_tables(
-        self, sources: list[ConvertSource], facts: dict[str, FileFacts], game_flags: list[GameFlags]
+        self, sources: list[ConvertSource], facts: dict[str, FileFacts], flags: list[FlagCounts]
     ) -> None:
         """Write the sources and rejected parts of this run, then the manifest."""
         manifest = self.store.manifest
         rejected = sum(s.facts.rejected for s in sources)
         tables: dict[str, tuple[pa.Schema, Iterable[pa.RecordBatch | pa.Table]]]
-        tables = {"sources": (sources_schema(), [source_table(sources, game_flags, self.options)])}
+        tables = {"sources": (sources_schema(), source_batches(sources, flags, self.options))}
         if rejected:
             tables["rejected"] = (rejected_schema(), chain.from_iterable(map(rejected_batches, sources)))
         for name, (schema, batches) in tables.items():
@@ -726,19 +740,20 @@ class ConvertRun:
         manifest.save(self.store.path)
 
     def _result(
-        self, sources: list[ConvertSource], game_flags: list[GameFlags], notes: list[str]
+        self, sources: list[ConvertSource], flags: list[FlagCounts], notes: list[str]
     ) -> ConvertResult:
+        counts = sum((Counter(own.flags) for own in flags), Counter())
         return ConvertResult(
             sources=len(sources),
             skipped=len(self.skipped),
             records=sum(s.facts.records for s in sources),
             positions=sum(s.facts.positions for s in sources),
             rejected=sum(s.facts.rejected for s in sources),
-            games=sum(len(own.duplicate_of) for own in game_flags),
-            duplicate_games=int(sum((own.duplicate_of >= 0).sum() for own in game_flags)),
+            games=sum(s.facts.games for s in sources if s.owns_games),
+            duplicate_games=sum(own.duplicates for own in flags),
             reasons=reasons_of(sources),
             failed_files=failed_files(sources),
-            flags=count_flags(own.flags for own in game_flags),
+            flags=sorted_counts(counts),
             notes=notes,
             file_notes={s.file.name: notes_of(s) for s in sources if notes_of(s)},
             skipped_files=dict(sorted(self.skipped.items())),
@@ -781,23 +796,6 @@ _HINT: Final = (
 def _spool(folder: AnyPath, facts: SpoolFacts) -> Spool:
     """Return the spool that contains the tables of a source that was just read: truncated ones, if any."""
     return Spool(folder).cut if facts.cut else Spool(folder)
-
-
-def _games_of(source: ConvertSource) -> Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]:
-    """Yield the compared columns of the games that a source owns, with their winners."""
-    if source.owns_games and source.facts.games:
-        assert source.convention is not None
-        for batch in source.spool.batches("games", [*COLUMNS, "winner", "value"]):
-            yield batch, winners_of(batch, source.convention)
-
-
-def _own_flags(source: ConvertSource) -> npt.NDArray[np.uint32]:
-    """Return the flags of the games that a source owns, except those of duplicates."""
-    if not (source.owns_games and source.facts.games):
-        return np.zeros(0, np.uint32)
-    assert source.convention is not None
-    found = [batch.column("findings").to_numpy() for batch in source.spool.batches("findings")]
-    return flags_of(np.concatenate(found), source.convention)
 
 
 _MAX_INPUTS: Final = 3
@@ -848,12 +846,12 @@ def _check_position_count(source: ConvertSource, written: dict[str, FileFacts]) 
 
 
 def _publish_source(
-    store: AnyPath, spool: Spool, assigned: Assignment, game_flags: GameFlags, owns_games: bool
+    store: AnyPath, spool: Spool, assigned: Assignment, owns_games: bool
 ) -> dict[str, FileFacts]:
     """Write the parts of one source in a worker; return the facts by path relative to the store."""
     name = f"part-{assigned.source_id:06d}.parquet"
     facts = {f"positions/{name}": publish_positions(spool, store / "positions" / name, assigned)}
     if owns_games:
-        facts[f"games/{name}"] = publish_games(spool, store / "games" / name, assigned, game_flags)
+        facts[f"games/{name}"] = publish_games(spool, store / "games" / name, assigned)
     release_memory()
     return facts

@@ -68,6 +68,11 @@ REJECTED: Final = pa.schema(
 
 FINDINGS: Final = pa.schema([pa.field("findings", pa.uint32(), nullable=False)])
 
+_JOINED_ROWS: Final = 3 * BATCH_ROWS
+"""Batches of a reader are joined until they have this many rows, since some steps cost the same per batch."""
+_JOINED_BYTES: Final = 8 << 20
+"""Batches are joined up to about this many bytes, since metadata may be long."""
+
 _PASSED_ERRORS: Final = (HexdataError, OSError, MemoryError)
 """Errors that readers raise on purpose or that do not concern the file; any other is a defect of a reader."""
 _MAX_MESSAGE: Final = 200
@@ -436,36 +441,19 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
     with _translate_read_errors(path):
         opened = open_source(path, salvage=reading.salvage, part=reading.part)
     with opened as reader, write_arrow(spool.folder / "rejected.arrow", REJECTED) as rejected:
-        mixed_sizes = isinstance(reader, SizeSelectingReader)
         if isinstance(reader, SizeSelectingReader) and reading.board_size is not None:
             reader.select_board_size(reading.board_size)
         with ExitStack() as stack:
             raw = None
-            for batch in _batches(path, reader):
-                if _is_other(reading.board_size, reader.board_size):
-                    raise _OtherBoardSize(reader.board_size)
-                _write_rejected(rejected, batch.rejected)
-                facts.rejected += len(batch.rejected)
-                if mixed_sizes:
-                    facts.other_sizes += sum(each.reason == Reason.BOARD_SIZE for each in batch.rejected)
-                if facts.rejected - facts.other_sizes > facts.positions + MAX_SURPLUS_REJECTED:
-                    raise FormatError(
-                        "far more records rejected than accepted; probably not a file of positions",
-                        code=Reason.LIMIT_REJECTED,
-                        found=f"{facts.rejected:,} of the first {facts.positions + facts.rejected:,}, "
-                        f"the last one for {batch.rejected[-1].reason} ({batch.rejected[-1].detail})",
-                    )
-                if not batch.positions.num_rows:
-                    continue
+            for accepted in _joined(_accepted(path, reader, rejected, facts)):
                 assert reader.board_size is not None
-                positions = with_findings(batch.positions, reader.board_size)
+                positions = with_findings(accepted, reader.board_size)
                 if raw is None:
                     raw = stack.enter_context(write_arrow(spool.folder / "raw.arrow", positions.schema))
                 raw.write_batch(positions)
                 evidence.add(positions)
                 if is_legacy_format(reader.format):
                     numbers.add(positions.column("metadata"))
-                facts.positions += positions.num_rows
         if reader.damage is not None:
             _record_damage(reader.damage, rejected, facts)
         facts.board_size = reader.board_size
@@ -491,6 +479,48 @@ def _read(path: AnyPath, spool: Spool, reading: ReadOptions) -> SpoolFacts:
             np.concatenate([np.zeros(0, np.uint32), *games]), findings_without_game(completed)
         )
     return facts
+
+
+def _accepted(
+    path: AnyPath, reader: SourceReader, rejected: pa.ipc.RecordBatchFileWriter, facts: SpoolFacts
+) -> Iterator[pa.RecordBatch]:
+    """Read a source: yield its valid positions, write the other records to ``rejected``, and count both.
+
+    Raises:
+        _OtherBoardSize: the source has another board size than the requested one.
+        FormatError: the source cannot be read, or far more records are rejected than accepted.
+    """
+    mixed_sizes = isinstance(reader, SizeSelectingReader)
+    for batch in _batches(path, reader):
+        if _is_other(facts.reading.board_size, reader.board_size):
+            raise _OtherBoardSize(reader.board_size)
+        _write_rejected(rejected, batch.rejected)
+        facts.rejected += len(batch.rejected)
+        if mixed_sizes:
+            facts.other_sizes += sum(each.reason == Reason.BOARD_SIZE for each in batch.rejected)
+        if facts.rejected - facts.other_sizes > facts.positions + MAX_SURPLUS_REJECTED:
+            raise FormatError(
+                "far more records rejected than accepted; probably not a file of positions",
+                code=Reason.LIMIT_REJECTED,
+                found=f"{facts.rejected:,} of the first {facts.positions + facts.rejected:,}, "
+                f"the last one for {batch.rejected[-1].reason} ({batch.rejected[-1].detail})",
+            )
+        facts.positions += batch.positions.num_rows
+        if batch.positions.num_rows:
+            yield batch.positions
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Join consecutive batches until they have ``_JOINED_ROWS`` rows or ``_JOINED_BYTES`` bytes."""
+    pending: list[pa.RecordBatch] = []
+    for batch in batches:
+        pending.append(batch)
+        rows, size = sum(b.num_rows for b in pending), sum(b.nbytes for b in pending)
+        if rows >= _JOINED_ROWS or size >= _JOINED_BYTES:
+            yield pa.concat_batches(pending)
+            pending = []
+    if pending:
+        yield pa.concat_batches(pending)
 
 
 def _record_damage(damage: FormatError, rejected: pa.ipc.RecordBatchFileWriter, facts: SpoolFacts) -> None:

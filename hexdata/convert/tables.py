@@ -13,14 +13,14 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from hexdata.convert.duplicates import FlagCounts
 from hexdata.convert.inputs import SourceFile
 from hexdata.convert.options import ConvertOptions
-from hexdata.convert.publish import GameFlags
 from hexdata.convert.spool import REJECTED, Spool, SpoolFacts, read_header
 from hexdata.errors import Reason
 from hexdata.formats.run_header import date_of_name
 from hexdata.games.convention import Convention, Decision, layout_convention
-from hexdata.games.findings import count_flags, count_flags_without_game
+from hexdata.games.findings import count_flags_without_game
 from hexdata.schema import is_legacy_format, rejected_schema, sources_schema
 from hexdata.strict_json import shortened
 from hexdata.text import count_of
@@ -33,7 +33,7 @@ __all__ = [
     "notes_of",
     "reasons_of",
     "rejected_batches",
-    "source_table",
+    "source_batches",
 ]
 
 
@@ -178,10 +178,21 @@ _MAX_LISTED: Final = 5
 """Maximum number of files that a note names."""
 
 
-def source_table(
-    sources: list[ConvertSource], game_flags: list[GameFlags], options: ConvertOptions
-) -> pa.Table:
-    """Return the rows of sources in the table sources, with the schema ``sources_schema()``."""
+def source_batches(
+    sources: list[ConvertSource], flags: list[FlagCounts], options: ConvertOptions
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of sources in the table sources, with the schema ``sources_schema()``."""
+    for start in range(0, len(sources), _SOURCES_AT_ONCE):
+        part = slice(start, start + _SOURCES_AT_ONCE)
+        yield _source_batch(sources[part], flags[part], options)
+
+
+_SOURCES_AT_ONCE: Final = 256
+
+
+def _source_batch(
+    sources: list[ConvertSource], flags: list[FlagCounts], options: ConvertOptions
+) -> pa.RecordBatch:
     rows: list[dict[str, Any]] = [
         {
             "source_id": s.source_id,
@@ -198,12 +209,12 @@ def source_table(
             **_run_of(s.facts.header, s.file.name),
             "header": json.dumps(_header(s)),
             "notes": json.dumps(notes_of(s)) if notes_of(s) else None,
-            "flags": json.dumps(count_flags([games.flags])),
+            "flags": json.dumps(counts.flags),
             "salvaged": s.facts.damage is not None if options.salvage else None,
         }
-        for s, games in zip(sources, game_flags, strict=True)
+        for s, counts in zip(sources, flags, strict=True)
     ]
-    return pa.Table.from_pylist(rows, schema=sources_schema())
+    return pa.RecordBatch.from_pylist(rows, schema=sources_schema())
 
 
 _RUN: Final[dict[str, tuple[type, ...]]] = {

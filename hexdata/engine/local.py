@@ -12,14 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, Final, TypeVar
 
 from hexdata.engine.protocol import Machines
 from hexdata.errors import HexdataError
 from hexdata.pool import default_workers
+from hexdata.progress import Progress
 from hexdata.storage import AnyPath
+from hexdata.system import block_interrupts, has_ended
 
 __all__ = ["LOCAL", "LocalEngine"]
 
@@ -38,20 +39,30 @@ class LocalEngine:
         """This machine."""
         return Machines(1, default_workers(), separate=False)
 
+    def monitored(self, progress: Progress) -> Progress:
+        """Return the progress: the local engine has no metrics."""
+        return progress
+
     def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
         """Do nothing: workers on this machine see the same code and files."""
 
     def run(
-        self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int, memory: int
+        self,
+        function: Callable[..., Result],
+        tasks: Iterable[Task],
+        *,
+        workers: int,
+        memory: int,
+        copies: bool = False,
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks in processes. See :meth:`hexdata.engine.protocol.Engine.run` for the arguments.
 
-        ``memory`` is not enforced.
+        ``memory`` is not enforced, and no task is started twice.
 
         Raises:
             HexdataError: a worker process died, for example because it was killed or memory ran out.
         """
-        del memory
+        del memory, copies
         todo = iter(tasks)
         first = list(islice(todo, max(workers, 1)))
         if len(first) <= 1:
@@ -61,7 +72,7 @@ class LocalEngine:
         from loky import ProcessPoolExecutor
         from loky.process_executor import TerminatedWorkerError
 
-        with _children_ignore_interrupts():  # it starts a resource tracker process
+        with block_interrupts():  # it starts a resource tracker process
             executor = ProcessPoolExecutor(
                 max_workers=len(first),
                 initializer=_start_worker,
@@ -105,27 +116,13 @@ def _run_in(
     todo = enumerate(tasks)
     futures: dict[Future[Result], int] = {}
     while True:
-        with _children_ignore_interrupts():  # a worker may be started here
+        with block_interrupts():  # a worker may be started here
             for index, task in islice(todo, limit - len(futures)):
                 futures[executor.submit(function, *task)] = index
         if not futures:
             return
         for future in wait(futures, return_when=FIRST_COMPLETED).done:
             yield futures.pop(future), future.result()
-
-
-@contextmanager
-def _children_ignore_interrupts() -> Iterator[None]:
-    """Block SIGINT while processes are started, so that they inherit the mask and only the parent handles
-    Ctrl-C.
-
-    A SIGINT in the meantime is delivered to the parent afterwards.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker(parent: int) -> None:
@@ -135,6 +132,6 @@ def _start_worker(parent: int) -> None:
 
 
 def _exit_with(parent: int) -> None:
-    while os.getppid() == parent:
+    while not has_ended(parent):
         time.sleep(0.2)
     os._exit(1)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
+from hexdata.progress import Progress
 from hexdata.storage import AnyPath
 
-__all__ = ["DIGEST_MEMORY", "ENGINES", "Engine", "Machines"]
+__all__ = ["DIGEST_MEMORY", "ENGINES", "Engine", "Machines", "function_name"]
 
 ENGINES: Final = ("local", "ray")
 DIGEST_MEMORY: Final = 200 << 20
@@ -39,6 +41,9 @@ class Engine(Protocol):
     def machines(self) -> Machines:
         """The machines that are available now."""
 
+    def monitored(self, progress: Progress) -> Progress:
+        """Return a progress that also updates the metrics of the engine, if it has any."""
+
     def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
         """Check that every machine runs the same code and sees the same files.
 
@@ -57,6 +62,7 @@ class Engine(Protocol):
         *,
         workers: int,
         memory: int,
+        copies: bool = False,
     ) -> Iterator[tuple[int, Result]]:
         """Run ``function(*task)`` for each task; yield (index of the task, result) in order of completion.
 
@@ -64,10 +70,13 @@ class Engine(Protocol):
         between results (such as Ctrl-C), ends all tasks and is raised.
 
         Args:
-            function: function at module level, so that workers can import it.
+            function: function at module level, so that workers can import it; or a ``functools.partial`` of
+                one, with arguments that all tasks share. They are sent to each machine once.
             tasks: arguments of each task.
             workers: number of tasks to run at a time on each machine.
             memory: memory that a task may use, in bytes.
+            copies: whether a task may run twice at the same time. An engine of several machines then starts
+                a slow task a second time and uses the first result. Default False.
 
         Raises:
             HexdataError: a worker died, also when its task was repeated, if the engine repeats tasks.
@@ -77,3 +86,9 @@ class Engine(Protocol):
         self, function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], *, workers: int
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks that mostly wait for the disk or hash, like :meth:`run`, possibly in threads."""
+
+
+def function_name(function: Callable[..., object]) -> str:
+    """Return the name of a function passed to :meth:`Engine.run`, without leading underscores."""
+    named = function.func if isinstance(function, partial) else function
+    return named.__name__.lstrip("_")

@@ -7,33 +7,34 @@ same files under the same paths.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import socket
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from statistics import median
 from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from hexdata.engine.node_check import NodeCheck, installed_versions, open_node_check, version_differences
-from hexdata.engine.protocol import DIGEST_MEMORY, Machines
+from hexdata.engine.protocol import DIGEST_MEMORY, Machines, function_name
 from hexdata.errors import BudgetError, ConfigError, EngineError
-from hexdata.progress import SILENT
+from hexdata.progress import SILENT, Progress
 from hexdata.storage import AnyPath
+from hexdata.text import count_of
 
 __all__ = ["RayEngine", "connect_engine", "require_attempts_left"]
 
 Result = TypeVar("Result")
 Task = tuple[Any, ...]
 Note = Callable[[str], None]
-_Attempt = tuple[int, Task, int]
-"""Index of a task, its arguments, and the number of the attempt."""
-
-_REPEAT: Final = object()
-"""Marks a task that must be submitted again."""
 
 CONNECT_TIMEOUT: Final = 10.0
 """Timeout for connecting to a cluster; Ray itself would wait for minutes."""
@@ -43,12 +44,24 @@ _FRAME_HEADER: Final = 9
 """Bytes of the header of a frame."""
 _HTTP2_START: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
 """First bytes of an HTTP/2 client, with empty settings."""
+_SKIPPED_MESSAGES: Final = (
+    "A worker died or was killed|Raylet is terminated|has been marked dead|killed due to memory pressure"
+)
+"""Messages that Ray prints, some with 20 lines of logs, for deaths of which a note of one line informs."""
 NODE_CHECK_TIMEOUT: Final = 60.0
 """Timeout for the checks on a node, including the start of a worker."""
 CANCEL_TIMEOUT: Final = 30.0
 """Timeout for workers to end."""
 NODE_POLL_SECONDS: Final = 5.0
-"""Interval of the check that a node exists for the waiting tasks."""
+"""Interval at which Ray is asked for the nodes."""
+SLOW_FACTOR: Final = 3.0
+"""A task is slow if it runs for this multiple of the median duration of the others."""
+SLOW_SECONDS: Final = 30.0
+"""Minimum duration of a slow task, since a second copy takes the start of a worker."""
+SLOW_CHECK_SECONDS: Final = 1.0
+"""Interval at which slow tasks are looked for."""
+_DURATIONS: Final = 1_000
+"""Number of finished tasks of which the median duration is taken."""
 ATTEMPTS: Final = 5
 """Maximum number of attempts of a task whose worker or node dies."""
 WORKER_EXTRA: Final = 128 << 20
@@ -64,32 +77,33 @@ OBJECT_STORE: Final = 80 << 20
 def connect_engine(address: str | None = None, note: Note = SILENT.note) -> Iterator[RayEngine]:
     """Connect to a cluster or start a temporary one; disconnect or stop it when the context ends.
 
-    An existing connection of this process is used and kept. ``note`` is called for each repeated task.
+    The workers of an existing cluster run the code of this process, which is sent to them. If this process is
+    connected already, its connection is used and kept, and the workers run the hexdata that they find.
+    ``note`` is called for each repeated task.
 
     Raises:
         ConfigError: the address is of an unsupported kind.
         EngineError: Ray is not installed, or the cluster does not answer.
     """
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    _set_defaults(address)
     try:
         import ray
     except ImportError as error:
         raise EngineError(
             "Ray is not installed", found=str(error), hint="Install it with: pip install 'hexdata[ray]'."
         ) from error
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
     if ray.is_initialized():
         yield RayEngine(note)
         return
     _require_server(address)
     arguments: dict[str, Any] = {"object_store_memory": OBJECT_STORE, "include_dashboard": False}
-    arguments = arguments if address == "local" else {}
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from a temporary cluster
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # the future default, about which Ray warns
+    if address != "local":
+        code = {"py_modules": [str(Path(__file__).parents[1])], "excludes": ["__pycache__"]}
+        arguments = {"runtime_env": code}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **arguments)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except Exception as error:  # Ray raises a plain one if its processes do not start within 30 s
         other = "Version mismatch" in str(error)
         raise EngineError(
             "cannot use the Ray cluster",
@@ -103,6 +117,17 @@ def connect_engine(address: str | None = None, note: Note = SILENT.note) -> Iter
         yield RayEngine(note)
     finally:
         ray.shutdown()
+
+
+def _set_defaults(address: str) -> None:
+    """Set environment variables that Ray reads when it is imported, unless the user has set them."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports from a temporary cluster
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # the future default, about which Ray warns
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _SKIPPED_MESSAGES)
+    if address != "local":
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # attempts to connect, 40 s each; not 20
 
 
 def _require_server(address: str) -> None:
@@ -163,20 +188,83 @@ def _http2_fault(connection: socket.socket) -> str | None:
     return None if frame[3] == _SETTINGS else f"an answer that begins with {frame!r}"
 
 
-class _UncheckedNode(NamedTuple):
-    """Returned instead of a result by a node that has not been checked yet."""
+class _Metrics:
+    """Metrics for Ray's dashboard and its Prometheus endpoints. Without its metrics agent, Ray drops them."""
 
-    node_id: str
+    def __init__(self) -> None:
+        from ray.util.metrics import Counter, Gauge
+
+        self.done = Counter("hexdata_done", "Positions, bytes or files that are done.", ("stage", "unit"))
+        self.tasks = Counter("hexdata_tasks", "Tasks that ended or were submitted again.", ("task", "state"))
+        self.running = Gauge("hexdata_tasks_running", "Submitted tasks that have not ended.", ("task",))
+
+
+class _MeteredProgress:
+    """Passes reports on, and counts the units that are done."""
+
+    def __init__(self, progress: Progress, metrics: _Metrics) -> None:
+        self.note = progress.note
+        self._progress = progress
+        self._done = metrics.done
+        self._tags: dict[str, str] = {}
+
+    def begin(self, stage: str, total: int | None, unit: str) -> None:
+        """Report the start of a step."""
+        self._tags = {"stage": stage, "unit": unit}
+        self._progress.begin(stage, total, unit)
+
+    def advance(self, amount: int) -> None:
+        """Report units that are done."""
+        if amount > 0:
+            self._done.inc(amount, self._tags)
+        self._progress.advance(amount)
+
+
+class _Shared(NamedTuple):
+    """What all tasks of one run have in common, which is sent to each machine once."""
+
+    working_directory: str
+    versions: dict[str, str]
+    checked: frozenset[str]
+    """Ids of the nodes whose versions and files have been checked."""
+    function: Callable[..., Any]
+
+
+class _Answer(NamedTuple):
+    """What a worker returns."""
+
+    node: str
+    """Id of its node."""
+    ran: bool
+    """Whether it ran the task; false on a node that has not been checked yet."""
+    result: Any
+
+
+@dataclass(eq=False)
+class _Task:
+    """A task that is not finished."""
+
+    index: int
+    arguments: Task
+    attempt: int = 1
+    started: float = 0.0
+    """Time of the latest submission, from ``time.monotonic``."""
+    submitted: int = 0
+    """Number of submissions that have not ended."""
+    copied: bool = False
+    """Whether a second copy was submitted while the first was running."""
+    done: bool = False
 
 
 class RayEngine:
     """Runs tasks on the cluster that this process is connected to."""
 
     def __init__(self, note: Note) -> None:
-        self._note = note
+        self.note = note
+        self.metrics = _Metrics()
         self._paths: tuple[AnyPath, ...] = ()
         self._folder: AnyPath | None = None
-        self._checked: set[str] = set()
+        self.checked: set[str] = set()
         """Ids of the nodes whose versions and files have been checked."""
 
     @property
@@ -185,14 +273,18 @@ class RayEngine:
         cores = [int(node["Resources"]["CPU"]) for node in _working_nodes()]
         return Machines(len(cores), max(cores), separate=True)
 
+    def monitored(self, progress: Progress) -> Progress:
+        """Return a progress that also counts in Ray's metrics what is done."""
+        return _MeteredProgress(progress, self.metrics)
+
     def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
         """Check versions and files on every node. See :meth:`hexdata.engine.protocol.Engine.require`.
 
         Nodes that join later are checked before their first task.
         """
-        self._paths, self._folder, self._checked = tuple(paths), folder, set()
+        self._paths, self._folder, self.checked = tuple(paths), folder, set()
         self._check_nodes(_working_nodes())
-        if not self._checked:
+        if not self.checked:
             raise _no_machine()
 
     def _check_nodes(self, nodes: list[dict[str, Any]]) -> None:
@@ -226,21 +318,28 @@ class RayEngine:
                         raise EngineError(
                             f"node {name} cannot run hexdata",
                             found=_last_line(error),
-                            hint="Install the same hexdata on every machine, in Ray's environment.",
+                            hint="Install the libraries that hexdata needs on every machine, in Ray's "
+                            "environment.",
                         ) from error
                     _require_same(name, installed_versions(), found)
                     check.require(name, faults, node["NodeID"])
-                    self._checked.add(node["NodeID"])
+                    self.checked.add(node["NodeID"])
             finally:
                 _cancel(refs)
 
-    def _admit(self, node_id: str) -> None:
+    def admit(self, node_id: str) -> None:
         """Check a node that joined after the others and was assigned a task."""
-        if node_id not in self._checked:
+        if node_id not in self.checked:
             self._check_nodes([node for node in _working_nodes(or_none=True) if node["NodeID"] == node_id])
 
     def run(
-        self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int, memory: int
+        self,
+        function: Callable[..., Result],
+        tasks: Iterable[Task],
+        *,
+        workers: int,
+        memory: int,
+        copies: bool = False,
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks, and repeat those of dead workers. See :meth:`hexdata.engine.protocol.Engine.run`.
 
@@ -250,66 +349,213 @@ class RayEngine:
             BudgetError: no node has enough memory for a task.
             EngineError: a task died repeatedly, no node is left, or a new node failed the checks.
         """
-        return self._run(function, tasks, workers, memory + WORKER_EXTRA)
+        return _Run(self, function, tasks, workers, memory + WORKER_EXTRA, copies).results()
 
     def run_light(
         self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks that only read files."""
-        return self._run(function, tasks, workers, DIGEST_MEMORY)
+        return _Run(self, function, tasks, workers, DIGEST_MEMORY, True).results()
 
-    def _run(
-        self, function: Callable[..., Result], tasks: Iterable[Task], workers: int, memory: int
-    ) -> Iterator[tuple[int, Result]]:
+
+class _Run:
+    """One call of :meth:`RayEngine.run`."""
+
+    def __init__(
+        self,
+        engine: RayEngine,
+        function: Callable[..., Any],
+        tasks: Iterable[Task],
+        workers: int,
+        memory: int,
+        copies: bool,
+    ) -> None:
         import ray
 
-        _require_memory(memory)
-        name = function.__name__.lstrip("_")
-        remote = ray.remote(_call).options(
-            num_cpus=1,
-            memory=memory,
-            max_retries=0,  # repeated below, where all attempts are counted
-            scheduling_strategy="SPREAD",
-            name=f"hexdata {name}",
-        )
-        working_directory, versions = str(Path.cwd()), installed_versions()
-        todo = ((index, task, 1) for index, task in enumerate(tasks))
-        repeats: list[_Attempt] = []
-        running: dict[Any, _Attempt] = {}
+        self._engine = engine
+        self._function = function
+        self._name = function_name(function)
+        self._workers = workers
+        self._memory = memory
+        self._copies = copies
+        self._todo = (_Task(index, task) for index, task in enumerate(tasks))
+        self._repeats: list[_Task] = []
+        self._running: dict[Any, _Task] = {}
+        """The submissions that have not ended, including those of finished tasks."""
+        self._unfinished = 0
+        """Number of tasks in ``_running``, without finished ones."""
+        self._durations: deque[float] = deque(maxlen=_DURATIONS)
+        """Seconds of the latest finished tasks."""
+        self._results_by_node: Counter[str] = Counter()
+        self._nodes = 0
+        self._nodes_counted = -math.inf
+        self._slow_checked = -math.inf
+        self._shared: Any = None
+        self._shared_checked: frozenset[str] | None = None
+        self._remote_call = ray.remote(_call)
+        self._options = {
+            "num_cpus": 1,
+            "memory": memory,
+            "max_retries": 0,  # repeated below, where all attempts are counted
+            "scheduling_strategy": "SPREAD",
+            "name": f"hexdata {self._name}",
+        }
+        self._remote = self._remote_call.options(**self._options)
+
+    def results(self) -> Iterator[tuple[int, Any]]:
+        """Yield the index and the result of each task in order of completion."""
+        _require_memory(self._memory)
         try:
             while True:
-                most = workers * max(len(_working_nodes(or_none=True)), 1)
-                for attempt in islice(chain(_pop_all(repeats), todo), max(most - len(running), 0)):
-                    ref = remote.remote(
-                        working_directory, versions, frozenset(self._checked), function, attempt[1]
-                    )
-                    running[ref] = attempt
-                if not running:
+                self._fill()
+                if not self._unfinished:
                     return
-                ready, _ = ray.wait(list(running), num_returns=1, timeout=NODE_POLL_SECONDS)
-                if not ready:
-                    _require_memory(memory)
-                for ref in ready:
-                    index, task, number = running[ref]
-                    try:
-                        result = _result(ref)
-                    except ray.exceptions.RayError as error:
-                        require_attempts_left(number, error)
-                        number += 1
-                        self._note(
-                            f"{name} is repeated, attempt {number} of {ATTEMPTS}: {_error_kind(error)}"
-                        )
-                        result = _REPEAT
-                    del running[ref]
-                    if isinstance(result, _UncheckedNode):
-                        self._admit(result.node_id)
-                        result = _REPEAT
-                    if result is _REPEAT:
-                        repeats.append((index, task, number))
-                    else:
-                        yield index, result
+                for ref in self._ended():
+                    task = self._running.pop(ref)
+                    answer = self._answer(task, ref)
+                    if answer is not None:
+                        self._fill()  # its worker is free while the caller uses the result
+                        yield task.index, answer.result
         finally:
-            _cancel(list(running))
+            self._end()
+
+    def _fill(self) -> None:
+        """Submit tasks to the free workers: repeated ones, new ones, then copies of slow ones."""
+        free = self._workers * self._count_nodes() - len(self._running)
+        for task in islice(chain(_pop_all(self._repeats), self._todo), max(free, 0)):
+            self._submit(task)
+            self._unfinished += 1
+            free -= 1
+        if self._copies and free > 0 and time.monotonic() - self._slow_checked > SLOW_CHECK_SECONDS:
+            self._slow_checked = time.monotonic()
+            for task in islice(self._slow_tasks(), free):
+                self._submit_copy(task)
+
+    def _count_nodes(self) -> int:
+        """Return the number of nodes, at least 1; asked every few seconds, since Ray takes 0.4 ms or more."""
+        if time.monotonic() - self._nodes_counted > NODE_POLL_SECONDS:
+            self._nodes = max(len(_working_nodes(or_none=True)), 1)
+            self._nodes_counted = time.monotonic()
+        return self._nodes
+
+    def _submit(self, task: _Task, remote: Any = None) -> None:
+        import ray
+
+        try:
+            ref = (remote or self._remote).remote(self._share(), task.arguments)
+        except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
+            raise EngineError(
+                "Ray cannot store the arguments of a task",
+                found=_error_kind(error),
+                hint="End other programs that use this cluster, or start the node of this machine with more "
+                "memory for objects (`ray start --object-store-memory`). Run the command again to resume.",
+            ) from error
+        self._running[ref] = task
+        task.started = time.monotonic()
+        task.submitted += 1
+
+    def _share(self) -> Any:
+        """Return the reference of what the tasks have in common."""
+        import ray
+
+        checked = frozenset(self._engine.checked)
+        if checked != self._shared_checked:
+            shared = _Shared(str(Path.cwd()), installed_versions(), checked, self._function)
+            self._shared, self._shared_checked = ray.put(shared), checked
+        return self._shared
+
+    def _slow_tasks(self) -> list[_Task]:
+        """Return the tasks that run far longer than the others took, without those that have a copy."""
+        if not self._durations:
+            return []
+        usual = median(self._durations)
+        since = time.monotonic() - max(SLOW_FACTOR * usual, SLOW_SECONDS)
+        tasks = self._running.values()
+        return [t for t in tasks if t.started < since and not (t.copied or t.done)]
+
+    def _submit_copy(self, task: _Task) -> None:
+        """Submit a second copy, to the node that finished most tasks if it is free.
+
+        The first result is used. The task's files are written atomically with the same bytes.
+        """
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        seconds = time.monotonic() - task.started
+        self._engine.note(
+            f"{self._name} is started a second time: it has run for {seconds:,.0f} s, "
+            f"others took {median(self._durations):,.0f} s"
+        )
+        task.copied = True
+        self._count("copied")
+        ((node, _),) = self._results_by_node.most_common(1)
+        strategy = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
+        self._submit(task, self._remote_call.options(**self._options | {"scheduling_strategy": strategy}))
+
+    def _ended(self) -> list[Any]:
+        """Wait for a while, and return all submissions that have ended."""
+        import ray
+
+        refs = list(self._running)
+        self._engine.metrics.running.set(len(refs), {"task": self._name})
+        ready, _ = ray.wait(refs, num_returns=1, timeout=NODE_POLL_SECONDS)
+        if not ready:
+            _require_memory(self._memory)
+        elif len(refs) > 1:
+            ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        return list(ready)
+
+    def _answer(self, task: _Task, ref: Any) -> _Answer | None:
+        """Return the answer of a submission that has ended; None if its task is done or must be repeated."""
+        import ray
+
+        task.submitted -= 1
+        if task.done:
+            return None
+        try:
+            answer: _Answer = _result(ref)
+        except ray.exceptions.RayError as error:
+            if not task.submitted:
+                require_attempts_left(task.attempt, error)
+                task.attempt += 1
+                self._count("repeated")
+                self._engine.note(
+                    f"{self._name} is repeated, attempt {task.attempt} of {ATTEMPTS}: {_error_kind(error)}"
+                )
+            self._repeat(task)
+            return None
+        except Exception:
+            self._count("failed")
+            raise
+        if not answer.ran:
+            self._engine.admit(answer.node)
+            self._repeat(task)
+            return None
+        task.done = True
+        self._unfinished -= 1
+        self._durations.append(time.monotonic() - task.started)
+        self._results_by_node[answer.node] += 1
+        self._count("finished")
+        return answer
+
+    def _count(self, state: str) -> None:
+        self._engine.metrics.tasks.inc(1, {"task": self._name, "state": state})
+
+    def _repeat(self, task: _Task) -> None:
+        """Submit a task again, unless its other copy is running."""
+        task.copied = False
+        if not task.submitted:
+            self._unfinished -= 1
+            self._repeats.append(task)
+
+    def _end(self) -> None:
+        """End all submissions: after an error those of all tasks, otherwise the slower copies."""
+        self._engine.metrics.running.set(0, {"task": self._name})
+        unended = _cancel(list(self._running))
+        if unended:
+            self._engine.note(
+                f"{count_of(unended, 'cancelled task')} did not end within {CANCEL_TIMEOUT:.0f} s; "
+                "check the machines of the cluster before the next command"
+            )
 
 
 def _working_nodes(*, or_none: bool = False) -> list[dict[str, Any]]:
@@ -356,10 +602,10 @@ def _require_memory(memory: int) -> None:
         )
 
 
-def _pop_all(attempts: list[_Attempt]) -> Iterator[_Attempt]:
+def _pop_all(tasks: list[_Task]) -> Iterator[_Task]:
     """Yield the elements of a list and remove them."""
-    while attempts:
-        yield attempts.pop()
+    while tasks:
+        yield tasks.pop()
 
 
 def _result(ref: Any) -> Any:
@@ -401,8 +647,13 @@ def require_attempts_left(number: int, error: Exception) -> None:
         ) from error
 
 
-def _cancel(refs: list[Any]) -> None:
+def _cancel(refs: list[Any]) -> int:
     """Cancel tasks and wait until their workers have ended, so that none writes after the store is unlocked.
+
+    Ray kills a worker that does not respond, such as a stopped process, after 5 seconds.
+
+    Returns:
+        The number of tasks that have not ended within ``CANCEL_TIMEOUT``.
 
     Finished tasks are skipped, because cancelling a task that is ending may kill this process (Ray 2.60,
     "Tried to complete task that was not pending").
@@ -414,7 +665,8 @@ def _cancel(refs: list[Any]) -> None:
     for ref in refs:
         ray.cancel(ref, force=True)
     if refs:
-        ray.wait(refs, num_returns=len(refs), timeout=CANCEL_TIMEOUT, fetch_local=False)
+        _, refs = ray.wait(refs, num_returns=len(refs), timeout=CANCEL_TIMEOUT, fetch_local=False)
+    return len(refs)
 
 
 def _last_line(error: Exception) -> str:
@@ -443,26 +695,20 @@ def _require_same(name: str, ours: dict[str, str], found: dict[str, str]) -> Non
         )
 
 
-def _call(
-    working_directory: str,
-    versions: dict[str, str],
-    checked: frozenset[str],
-    function: Callable[..., Any],
-    task: Task,
-) -> Any:
+def _call(shared: _Shared, task: Task) -> _Answer:
     """Run one task in a worker, in the driver's working directory so that relative paths are the same.
 
-    On a node that has not been checked yet, return ``_UncheckedNode`` instead.
+    On a node that has not been checked yet, nothing is run.
     """
     import ray
 
-    node_id = ray.get_runtime_context().get_node_id()
-    if node_id not in checked:
-        return _UncheckedNode(node_id)
-    _prepare_worker(working_directory)
+    node = ray.get_runtime_context().get_node_id()
+    if node not in shared.checked:
+        return _Answer(node, False, None)
+    _prepare_worker(shared.working_directory)
     # The versions may have changed since the node was checked.
-    _require_same(socket.gethostname(), versions, installed_versions())
-    return function(*task)
+    _require_same(socket.gethostname(), shared.versions, installed_versions())
+    return _Answer(node, True, shared.function(*task))
 
 
 def _check_node(working_directory: str, check: NodeCheck, node: str) -> tuple[dict[str, str], dict[str, str]]:

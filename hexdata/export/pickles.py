@@ -30,6 +30,7 @@ from hexdata.shards.position_check import check_positions
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
 from hexdata.store.files import FileFacts
+from hexdata.store.integrity import require_buckets
 from hexdata.store.journal import journaled
 from hexdata.store.originals import PICKLE_SUFFIX, WINNERS, Original, list_originals, pickle_names
 from hexdata.store.parquet import ParquetRows, read_rows
@@ -416,11 +417,16 @@ class _PickleExport(ExportRun):
     def find_damage(self) -> dict[str, StoreError]:
         damage = super().find_damage()
         if self.options.order == "shuffled":  # an export of an earlier release lacks these files
-            splits = {name.split("/")[1] for name in self.store.manifest.files_in("shuffled")}
+            splits = {name.split("/")[1] for name in self.store.manifest.buckets()}
             names = {f"{self.folder}/{split}/{PROGRESS_NAME}" for split in splits}
             for name in names - self.store.manifest.files.keys():
                 damage[name] = StoreError("the file is missing", path=self.store.path / name)
         return damage
+
+    def require_inputs(self, plan: Mapping[str, Any], damage: Mapping[str, StoreError] | None) -> None:
+        if self.options.order == "shuffled":
+            require_buckets(self.store)
+        super().require_inputs(plan, damage)
 
     def list_files(self) -> Mapping[str, _PickleFile]:
         return self._shuffled_files() if self.options.order == "shuffled" else self._original_files()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from hexdata.engine import Engine
 from hexdata.errors import StoreError
@@ -18,7 +18,11 @@ from hexdata.store.files import FileFacts
 from hexdata.store.integrity import find_damage, find_folder_damage, require_intact
 from hexdata.store.ledger import Ledger
 
-__all__ = ["ExportFile", "ExportRun"]
+__all__ = ["ExportFile", "ExportRun", "files_per_task"]
+
+_TASKS_PER_WORKER: Final = 256
+"""A task writes several files only if each worker has at least this number of tasks."""
+_MAX_FILES_PER_TASK: Final = 16
 
 Entry = ShardEntry | FileFacts
 """Ledger entry of a written file."""
@@ -58,10 +62,10 @@ class ExportRun(ABC):
     def __init__(self, store: Store, options: WorkerOptions, progress: Progress, engine: Engine) -> None:
         self.store = store
         self.options = options
-        self.progress = progress
+        self.progress = engine.monitored(progress)
         self.engine = engine
-        self._intact: set[str] = set()
-        """Names of published files that this run has found undamaged."""
+        self.intact: set[str] = set()
+        """Names of files that this run has found undamaged."""
 
     @abstractmethod
     def list_files(self) -> Mapping[str, ExportFile]:
@@ -90,6 +94,28 @@ class ExportRun(ABC):
         published = self.store.manifest.files_in(self.folder)
         return {name: facts for name, facts in published.items() if name not in damage}
 
+    def require_inputs(self, plan: Mapping[str, Any], damage: Mapping[str, StoreError] | None) -> None:
+        """Check the files that this run will read.
+
+        Args:
+            plan: plan of the export, as in the ledger.
+            damage: damaged files of the published export, by name; None if it has not been published.
+
+        Raises:
+            StoreError: a file is damaged.
+        """
+        del plan, damage
+        require_intact(self.store, self.inputs, engine=self.engine, progress=self.progress)
+
+    def begin(self, files: Mapping[str, ExportFile], missing: Sequence[str]) -> None:  # noqa: B027
+        """Prepare to write the missing files. The others are complete."""
+
+    def release(self, names: Sequence[str]) -> None:  # noqa: B027
+        """Remove inputs that are no longer needed after these files have been written and recorded."""
+
+    def release_all(self) -> None:  # noqa: B027
+        """Remove inputs that are no longer needed, because all files are published."""
+
     def run(self) -> tuple[int, bool]:
         """Write and publish all files that the store does not have yet.
 
@@ -107,11 +133,12 @@ class ExportRun(ABC):
         if plan.items() <= self.store.manifest.stages.get(self.stage, {}).items():
             damage = self.find_damage()
             if not damage:
+                self.release_all()
                 # A run may have been killed after it wrote the manifest and before it removed this folder.
                 storage_of(self._work).remove_tree()
                 return 0, True
-        require_intact(self.store, self.inputs, engine=self.engine, progress=self.progress)
-        ledger = Ledger(self._work / "progress.json", self.stage, plan, self.ENTRY)
+        self.require_inputs(plan, damage)
+        ledger = self.ledger(plan)
         if not len(ledger):
             if damage is None:
                 self._remove_old_export()
@@ -122,6 +149,11 @@ class ExportRun(ABC):
         self._write(files, ledger)
         self._publish({name: self._entry(name, ledger) for name in files}, plan)
         return resumed, False
+
+    def ledger(self, plan: Mapping[str, Any], *, read_only: bool = False) -> Ledger:
+        """Open the ledger of the export; see ``Ledger``."""
+        path = self._work / "progress.json"
+        return Ledger(path, self.stage, plan, self.ENTRY, read_only=read_only)
 
     @property
     def _work(self) -> AnyPath:
@@ -144,7 +176,7 @@ class ExportRun(ABC):
 
     def _keep_intact(self, damage: Mapping[str, StoreError], ledger: Ledger) -> None:
         entries = self.intact_entries(damage)
-        self._intact = set(entries)
+        self.intact = set(entries)
         ledger.finish_all({self._unit(name): asdict(entry) for name, entry in entries.items()})
         total = len(self.store.manifest.files_in(self.folder))
         self.progress.note(
@@ -155,27 +187,37 @@ class ExportRun(ABC):
     def _write(self, files: Mapping[str, ExportFile], ledger: Ledger) -> None:
         """Write the files that are not complete yet."""
         self.progress.begin(self.stage, sum(file.positions for file in files.values()), "positions")
-        complete = self._complete_files(files, ledger)
+        complete = self.complete_files(files, ledger)
         missing = [name for name in files if name not in complete]
         self.store.keep_only(self.folder, complete)
         self.progress.advance(sum(files[name].positions for name in complete))
+        self.begin(files, missing)
         extra = client_memory(self.store.path)
         workers = self.options.processes(self.engine.machines.cores, extra)
         memory = self.options.WORKER_MEMORY + extra
-        tasks = ((files[name], self.store.path / name) for name in missing)
+        count = files_per_task(len(missing), workers * self.engine.machines.count)
+        groups = [missing[start : start + count] for start in range(0, len(missing), count)]
+        tasks = (([(files[name], self.store.path / name) for name in group],) for group in groups)
+        unsaved: list[str] = []
         try:
-            for index, entry in self.engine.run(_write_file, tasks, workers=workers, memory=memory):
-                ledger.finish_buffered(self._unit(missing[index]), asdict(entry))
-                self.progress.advance(files[missing[index]].positions)
+            results = self.engine.run(_write_files, tasks, workers=workers, memory=memory, copies=True)
+            for index, entries in results:
+                for name, entry in zip(groups[index], entries, strict=True):
+                    unsaved.append(name)
+                    if ledger.finish_buffered(self._unit(name), asdict(entry)):
+                        self.release(unsaved)
+                        unsaved.clear()
+                    self.progress.advance(files[name].positions)
         finally:
             ledger.save()
+        self.release(unsaved)
 
-    def _complete_files(self, names: Iterable[str], ledger: Ledger) -> set[str]:
+    def complete_files(self, names: Iterable[str], ledger: Ledger) -> set[str]:
         """Return the names of the complete files. Files of an earlier run are hashed first."""
         written = {
             name: _file_facts(self._entry(name, ledger)) for name in names if self._unit(name) in ledger
         }
-        unchecked = {name: facts for name, facts in written.items() if name not in self._intact}
+        unchecked = {name: facts for name, facts in written.items() if name not in self.intact}
         return written.keys() - find_damage(self.store, unchecked, engine=self.engine).keys()
 
     def _publish(self, entries: Mapping[str, Entry], plan: dict[str, Any]) -> None:
@@ -190,11 +232,25 @@ class ExportRun(ABC):
             **further_facts,
         }
         manifest.save(self.store.path)
+        self.release_all()
         storage_of(self._work).remove_tree()
 
 
-def _write_file(file: ExportFile, path: AnyPath) -> Entry:
-    return file.write(path)
+def files_per_task(files: int, workers: int) -> int:
+    """Return how many files a task writes: one, or several if there are very many files.
+
+    Submitting a task takes the driver milliseconds with Ray. A killed run loses the files of the tasks that
+    were running.
+
+    Args:
+        files: number of files to write.
+        workers: number of workers on all machines.
+    """
+    return min(max(files // (_TASKS_PER_WORKER * workers), 1), _MAX_FILES_PER_TASK)
+
+
+def _write_files(files: Sequence[tuple[ExportFile, AnyPath]]) -> list[Entry]:
+    return [file.write(path) for file, path in files]
 
 
 def _file_facts(entry: Entry) -> FileFacts:

@@ -5,15 +5,18 @@ Each shard is written by one task that depends on its arguments and the buckets 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+import pyarrow as pa
 
 from hexdata.checks import check_choice, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
-from hexdata.export.run import ExportRun
+from hexdata.export.run import ExportFile, ExportRun
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
@@ -26,11 +29,16 @@ from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.files import FileFacts, write_bytes
+from hexdata.store.integrity import find_damage, rebuild_command, removed_buckets_error
 from hexdata.store.journal import journaled
-from hexdata.store.parquet import ParquetRows, read_rows, regroup
+from hexdata.store.parquet import ParquetFiles, ParquetRows, read_rows, regroup
 from hexdata.store.session import duckdb_session, read_parquet_sql
 
 __all__ = ["ExportOptions", "ExportResult", "export_shards"]
+
+
+_REMOVED_AT_ONCE: Final = 8
+"""Buckets that are removed at the same time. In an object store, each takes a request."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,8 @@ class ExportOptions(WorkerOptions):
             position per sample, which is larger and slower to read.
         workers: number of processes. Default None: one per core, as far as ``memory`` allows.
         memory: memory limit in bytes for all processes together. Default 1 GB.
+        free_buckets: whether to remove each bucket of the shuffle as soon as all shards with its rows are
+            written, so that the disk never holds all buckets and all shards. Default False.
 
     Raises:
         ConfigError: a value is out of range.
@@ -56,6 +66,7 @@ class ExportOptions(WorkerOptions):
     shard_size: int = 262_144
     block_size: int = 4_096
     layout: str = "blocks"
+    free_buckets: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, {"workers": 1, "memory": 0})
@@ -68,6 +79,10 @@ class ExportOptions(WorkerOptions):
                 hint="Give both: --block-size divides --shard-size, such as 4096 and 262144.",
             )
         check_choice("layout", self.layout, LAYOUTS)
+        if not isinstance(self.free_buckets, bool):
+            raise ConfigError(
+                "free_buckets cannot be used", found=self.free_buckets, expected="True or False"
+            )
 
 
 @dataclass(frozen=True)
@@ -83,6 +98,7 @@ class ExportResult:
         resumed: number of shards that this run did not write again, because an interrupted run had written
             them, or because they were intact in a damaged export.
         already_done: the store already had this export, undamaged, and nothing was written.
+        buckets_removed: number of buckets that this run removed.
     """
 
     positions: int
@@ -92,6 +108,7 @@ class ExportResult:
     digest: str
     resumed: int
     already_done: bool = False
+    buckets_removed: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,12 +129,18 @@ class _ShardFile:
     def positions(self) -> int:
         return self.rows.stop - self.rows.start
 
+    @property
+    def paths(self) -> list[AnyPath]:
+        """Paths of the buckets."""
+        return [path for path, _ in self.rows.files]
+
     def write(self, path: AnyPath) -> ShardEntry:
         schema = positions_schema(self.board_size, self.targets)
         with storage_of(path).publish(replace=False) as file:
             writer = ShardWriter(file)  # type: ignore[arg-type]
             blocks = regroup(read_rows(self.rows, schema), schema, self.block_size)
             for key, table in enumerate(blocks, start=self.first_block):
+                self._check_policies(table)
                 block = columns_to_block(table, self.with_policy, self.targets)
                 self._check_values(block, f"block {key} of {path.name}")
                 if self.layout == "blocks":
@@ -126,7 +149,29 @@ class _ShardFile:
                     for position_id, sample in block_samples(block):
                         writer.write_sample(position_id, sample)
             writer.close()
-            return writer.entry(path.name, file.sha256)
+            entry = writer.entry(path.name, file.sha256)
+            if entry.positions != self.positions:
+                raise StoreError(
+                    "the buckets do not contain every position of the shard",
+                    path=path,
+                    found=f"{entry.positions:,}",
+                    expected=f"{self.positions:,}",
+                    hint="Run `hexdata verify` to list the damaged files.",
+                )
+            return entry
+
+    def _check_policies(self, rows: pa.Table) -> None:
+        """Check that no position has a policy if the shard has no policies.
+
+        Raises:
+            StoreError: A position has one, so the number in the manifest is wrong.
+        """
+        if not self.with_policy and rows["policy"].null_count < rows.num_rows:
+            raise StoreError(
+                "the shuffled positions contain policies, but the manifest records none",
+                path=self.rows.files[0][0].parent,
+                hint="Run `hexdata verify` to check the store.",
+            )
 
     def _check_values(self, block: Block, name: str) -> None:
         """Check a block for values that every reader of shards refuses.
@@ -180,7 +225,8 @@ def export_shards(
         target.require_stage("shuffle")
         engine.require([], target.path)
         with arrow_system_memory():
-            resumed, already_done = _ShardExport(target, settings, progress, engine).run()
+            export = _ShardExport(target, settings, progress, engine)
+            resumed, already_done = export.run()
         write_database(target)
         lineage = target.manifest.stages["export"]
         result = ExportResult(
@@ -191,10 +237,18 @@ def export_shards(
             digest=lineage["digest"],
             resumed=resumed,
             already_done=already_done,
+            buckets_removed=export.buckets_removed,
         )
         if not already_done:
             journal.finish(positions=result.positions, bytes=result.bytes, resumed=resumed > 0)
         return result
+
+
+def _remove_file(path: AnyPath) -> bool:
+    """Remove a file; return whether it existed."""
+    exists = storage_of(path).exists()
+    storage_of(path).remove()
+    return exists
 
 
 class _ShardExport(ExportRun):
@@ -214,11 +268,19 @@ class _ShardExport(ExportRun):
         assert store.manifest.board_size is not None
         self.board_size = store.manifest.board_size
         self.targets = tuple(store.manifest.targets_of("shuffled"))
+        root = store.path.resolve()
         self.buckets = {
-            split: tuple(((store.path / name).resolve(), facts.rows) for name, facts in files.items())
+            split: tuple((root / name, facts.rows) for name, facts in files.items())
             for split in SPLITS
-            if (files := store.manifest.files_in(f"shuffled/{split}"))
+            if (files := store.manifest.buckets(split))
         }
+        self.names = {root / name: name for name in store.manifest.buckets()}
+        """Name of each bucket, by path."""
+        self.buckets_removed = 0
+        self._frees = options.free_buckets
+        self._unread: Counter[str] = Counter()
+        """Number of shards that are not yet recorded, for each bucket that they contain rows of."""
+        self._files: Mapping[str, ExportFile] = {}
 
     def intact_entries(self, damage: Mapping[str, StoreError]) -> dict[str, ShardEntry]:
         if f"shards/{MANIFEST_NAME}" in damage:
@@ -227,32 +289,119 @@ class _ShardExport(ExportRun):
         entries = {f"shards/{shard.name}": shard for shards in splits for shard in shards}
         return {name: shard for name, shard in entries.items() if name not in damage}
 
+    def require_inputs(self, plan: Mapping[str, Any], damage: Mapping[str, StoreError] | None) -> None:
+        """Check the buckets; if an interrupted run has begun to remove them, only those that are needed."""
+        removed = self.store.manifest.removed_buckets
+        if not removed:
+            super().require_inputs(plan, damage)
+            return
+        files, ledger = self.list_files(), self.ledger(plan, read_only=True)
+        if len(ledger) or damage is None:
+            self.intact = self.complete_files(files, ledger)
+        else:
+            self.intact = set(self.intact_entries(damage))
+        if not self.intact and not storage_of(self.store.path / "shuffled").exists():
+            raise removed_buckets_error(self.store)
+        missing = [name for name in files if name not in self.intact]
+        readers = {self.names[path]: name for name in reversed(missing) for path in files[name].paths}
+        needed = {bucket: removed[bucket] for bucket in readers}
+        bad = find_damage(self.store, needed, engine=self.engine, progress=self.progress)
+        for bucket, error in bad.items():
+            raise StoreError(
+                "this file must be written, but `hexdata export --free-buckets` has removed its buckets",
+                path=self.store.path / readers[bucket],
+                found=f"{bucket}: {error.reason}",
+                hint=f"Run `{rebuild_command(self.store, bucket)}` to make the buckets again, and then this "
+                "command. Undamaged shards are kept.",
+            )
+
+    def begin(self, files: Mapping[str, ExportFile], missing: Sequence[str]) -> None:
+        """Begin to remove buckets if that is asked for, or if an interrupted run has begun it."""
+        if self.store.manifest.removed_buckets and not self._frees:
+            self._frees = True
+            self.progress.note("removing buckets, as the interrupted `hexdata export --free-buckets` did")
+        if not self._frees:
+            return
+        self._mark_removed()
+        self._files = files
+        self._unread = Counter(bucket for name in missing for bucket in self._buckets_of(name))
+        self._remove([bucket for bucket in self.names.values() if not self._unread[bucket]])
+
+    def release(self, names: Sequence[str]) -> None:
+        """Remove the buckets whose last shard is among these."""
+        if not self._frees:
+            return
+        read = [bucket for name in names for bucket in self._buckets_of(name)]
+        self._unread.subtract(read)
+        self._remove([bucket for bucket in dict.fromkeys(read) if not self._unread[bucket]])
+
+    def release_all(self) -> None:
+        """Remove the buckets that are left, and their folders."""
+        if self._frees:
+            self._mark_removed()
+            self._remove(self.names.values())
+            self.store.remove("shuffled")
+
+    def _buckets_of(self, name: str) -> Iterator[str]:
+        file = self._files[name]
+        assert isinstance(file, _ShardFile)
+        return (self.names[path] for path in file.paths)
+
+    def _mark_removed(self) -> None:
+        """Record in the manifest that the buckets are being removed, before the first one is."""
+        manifest = self.store.manifest
+        if manifest.removed_buckets:
+            return
+        removed = manifest.files_in("shuffled")
+        manifest.stages["shuffle"] = {
+            **manifest.stages["shuffle"],
+            "policies": self._policies,
+            "removed": {name: facts.to_json() for name, facts in removed.items()},
+        }
+        manifest.files = {name: facts for name, facts in manifest.files.items() if name not in removed}
+        manifest.save(self.store.path)
+
+    def _remove(self, buckets: Iterable[str]) -> None:
+        def tasks() -> Iterator[tuple[AnyPath]]:
+            for bucket in buckets:
+                self.store.require_lock()
+                yield (self.store.path / bucket,)
+
+        for _, removed in LOCAL.run_light(_remove_file, tasks(), workers=_REMOVED_AT_ONCE):
+            self.buckets_removed += removed
+
     def list_files(self) -> dict[str, _ShardFile]:
         files = {}
-        for split, buckets in self.buckets.items():
-            total = sum(rows for _, rows in buckets)
-            for index, start in enumerate(range(0, total, self.options.shard_size)):
+        for split, listed in self.buckets.items():
+            buckets = ParquetFiles(listed)
+            for index, start in enumerate(range(0, len(buckets), self.options.shard_size)):
                 files[f"shards/{split}-{index:06d}.tar"] = _ShardFile(
-                    rows=ParquetRows.over(buckets, start, min(start + self.options.shard_size, total)),
+                    rows=buckets.rows(start, min(start + self.options.shard_size, len(buckets))),
                     first_block=start // self.options.block_size,
                     block_size=self.options.block_size,
                     board_size=self.board_size,
-                    with_policy=self._splits_with_policy[split],
+                    with_policy=self._policies[split] > 0,
                     targets=self.targets,
                     layout=self.options.layout,
                 )
         return files
 
     @cached_property
-    def _splits_with_policy(self) -> dict[str, bool]:
-        """Return, by split, whether any position has a policy that is not one-hot."""
+    def _policies(self) -> dict[str, int]:
+        """Return the number of positions with a policy that is not one-hot, by split.
+
+        Earlier releases did not count them in the shuffle, so the buckets are read.
+        """
+        counted = self.store.manifest.stages["shuffle"].get("policies")
+        if counted is not None:
+            return {split: counted.get(split, 0) for split in self.buckets}
         memory = self.options.memory // 4
         with duckdb_session(memory=memory, threads=1, store=self.store.path) as con:
             queries = {
-                split: f"SELECT count(policy) > 0 FROM {read_parquet_sql([path for path, _ in buckets])}"
+                split: f"SELECT count(policy) FROM {read_parquet_sql([path for path, _ in buckets])}"
                 for split, buckets in self.buckets.items()
             }
-            return {split: bool(con.sql(query).fetchall()[0][0]) for split, query in queries.items()}
+            return {split: con.sql(query).fetchall()[0][0] for split, query in queries.items()}
 
     def complete(self, entries: Mapping[str, ShardEntry]) -> tuple[dict[str, FileFacts], dict[str, Any]]:
         shards = {
@@ -265,7 +414,7 @@ class _ShardExport(ExportRun):
             block_size=self.options.block_size,
             shard_size=self.options.shard_size,
             seed=self.store.manifest.stages["shuffle"]["seed"],
-            fields=block_fields(self.board_size, any(self._splits_with_policy.values()), self.targets),
+            fields=block_fields(self.board_size, any(self._policies.values()), self.targets),
             splits=shards,
         )
         path = self.store.path / "shards" / MANIFEST_NAME

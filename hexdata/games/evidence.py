@@ -12,7 +12,7 @@ import pyarrow as pa
 from hexdata.games.convention import Votes
 from hexdata.games.find import Grouping
 from hexdata.games.findings import count_game_votes, count_position_votes, find_positions
-from hexdata.schema import is_target, raw_schema
+from hexdata.schema import raw_schema
 
 __all__ = ["SourceEvidence", "findings_schema", "is_mixed", "with_findings"]
 
@@ -35,10 +35,13 @@ def findings_schema(board_size: int, targets: Sequence[str] = ()) -> pa.Schema:
 
 def with_findings(positions: pa.RecordBatch, board_size: int) -> pa.RecordBatch:
     """Add the findings to positions of ``raw_schema``; return them as ``findings_schema``."""
+    columns = [
+        column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+        for column in positions.columns
+    ]
     found = pa.array(find_positions(positions, board_size))
-    columns = dict(zip(positions.schema.names, positions.columns, strict=True)) | {"findings": found}
-    schema = findings_schema(board_size, [name for name in columns if is_target(name)])
-    return pa.RecordBatch.from_arrays([columns[f.name].cast(f.type) for f in schema], schema=schema)
+    targets = positions.schema.names[len(raw_schema(board_size)) :]
+    return pa.RecordBatch.from_arrays([*columns, found], schema=findings_schema(board_size, targets))
 
 
 def is_mixed(kind: str, header: Mapping[str, object]) -> bool:

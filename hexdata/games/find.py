@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hexdata.board import Symmetry, game_hash, pack_boards, transform_planes, unpack_boards
+from hexdata.board import Symmetry, game_hashes, pack_boards, transform_planes, unpack_boards
 
 __all__ = [
     "EVIDENCE",
@@ -186,7 +186,7 @@ def find_games(
 
 def _by_boards(window: SourceWindow, last: bool) -> Segments:
     """Split at empty boards, and where the move does not lead to the next board."""
-    empty: npt.NDArray[np.bool_] = np.equal(window.boards.max(axis=1), 0)
+    empty: npt.NDArray[np.bool_] = np.logical_not(window.boards.any(axis=1))
     follows = _movers(window.boards, window.move, window.board_size) >= 0
     starts = np.flatnonzero(empty | ~np.concatenate(([False], follows)))
     bounds = np.append(starts, len(window)) if last else starts
@@ -195,9 +195,11 @@ def _by_boards(window: SourceWindow, last: bool) -> Segments:
 
 def _by_ids(window: SourceWindow, last: bool) -> Segments:
     """Split where the id changes. Positions without an id belong to no known game."""
-    ids = np.stack([window.file_idx, window.line_idx, window.origin], axis=1)
-    changed: Array = np.diff(ids, axis=0, prepend=-2) != 0
-    starts = np.flatnonzero(changed.any(axis=1))
+    changed = np.ones(len(window), dtype=bool)
+    changed[1:] = False
+    for ids in (window.file_idx, window.line_idx, window.origin):
+        changed[1:] |= ids[1:] != ids[:-1]
+    starts = np.flatnonzero(changed)
     bounds = np.append(starts, len(window)) if last else starts
     known: npt.NDArray[np.bool_] = window.line_idx[bounds[:-1]] >= 0
     return bounds, known
@@ -239,15 +241,18 @@ def _movers(boards: npt.NDArray[np.uint8], move: Array, board_size: int) -> npt.
     """
     cells = board_size * board_size
     result = np.full(max(len(boards) - 1, 0), -1, dtype=np.int8)
-    played = move[: len(result)]
-    for player in (1, 0):
-        expected = boards[:-1].copy()
-        rows = np.flatnonzero(played >= 0)
-        own, other = played[rows] + player * cells, played[rows] + (1 - player) * cells
-        expected[rows, own >> 3] |= (128 >> (own & 7)).astype(np.uint8)
-        expected[rows, other >> 3] &= ~(128 >> (other & 7)).astype(np.uint8)
-        follows = (expected == boards[1:]).all(axis=1) & (played >= 0)
-        result[follows] = player
+    change = np.zeros((len(result), -(-boards.shape[1] // 8) * 8), dtype=np.uint8)  # whole 64-bit words
+    np.bitwise_xor(boards[:-1], boards[1:], out=change[:, : boards.shape[1]])
+    changed = np.bitwise_count(change.view(np.uint64)).sum(axis=1, dtype=np.int64)
+    rows = np.flatnonzero((move[: len(result)] >= 0) & (changed <= 2))
+    after = []
+    for player in (0, 1):
+        bit = move[rows] + player * cells
+        byte, shift = bit >> 3, (7 - (bit & 7)).astype(np.uint8)
+        after.append((boards[rows + 1, byte] >> shift & 1).astype(bool))
+        changed[rows] -= change[rows, byte] >> shift & 1
+    is_move = (changed[rows] == 0) & (after[0] != after[1])
+    result[rows[is_move]] = after[1][is_move]
     return result
 
 
@@ -256,79 +261,99 @@ def _describe(
 ) -> tuple[pa.Table, pa.Table]:
     """Return the tables ``ROWS`` and ``GAMES`` of the segments of a window."""
     rows = int(bounds[-1])
-    lengths = np.diff(bounds)
+    starts, lengths = bounds[:-1], np.diff(bounds)
     segment = np.repeat(np.arange(len(known)), lengths)
-    index_in_segment = np.arange(rows) - bounds[segment]
+    index_in_segment = np.arange(rows) - starts[segment]
     ply = index_in_segment if grouping == "boards" else window.ply[:rows]
     total = lengths[segment] if grouping == "boards" else window.total[:rows]
 
-    order = np.lexsort((ply, segment))
-    movers = _movers(window.boards[order], window.move[order], window.board_size)
-    games = [
-        _game(window, order[start:stop], movers[start : stop - 1], ply, total) if is_game else None
-        for start, stop, is_game in zip(bounds[:-1], bounds[1:], known, strict=True)
-    ]
-    if grouping == "runs":  # matching plies alone are not enough: the boards must follow each other
-        games = [game if game is None or game["moves"] is not None else None for game in games]
-    found = np.array([game is not None for game in games], dtype=bool)
+    order = np.arange(rows)
+    if grouping != "boards":
+        order = np.argsort((segment << 17) + ply, kind="stable")  # -1 <= ply < 2^16
+    boards, move = window.boards[order], window.move[order]
+    movers = _movers(boards, move, window.board_size)
+    is_last = index_in_segment == (lengths - 1)[segment]
+    movers = np.append(movers, np.int8(-1))  # those of last positions have no meaning
+    first, last = order[starts], order[bounds[1:] - 1]
+    began = np.where((lengths > 1) & (movers[starts] >= 0), (movers[starts] + ply[first]) & 1, -1)
+    expected = (np.maximum(began, 0)[segment] + index_in_segment) & 1
+    in_order = (ply[order] == index_in_segment) & (is_last | (movers == expected))
+    complete = np.logical_and.reduceat(in_order, starts) & (total[first] == lengths)
+    complete &= ~boards[starts].any(axis=1)
+    # Matching plies alone make no run: the boards must follow each other.
+    found = known & complete if grouping == "runs" else known
     number = np.where(found, np.cumsum(found) - 1 + first_game, -1)[segment]
-
-    first_players = [game["first_player"] if game is not None else None for game in games]
-    first = np.array([-1 if p is None else p for p in first_players], dtype=np.int64)[segment]
-
+    first_player = np.where(found, began, -1)
+    player = first_player[segment]
     ply_known = ply >= 0 if grouping != "boards" else number >= 0
     positions = pa.table(
         {
-            "game": pa.array(number, mask=number < 0),
+            "game": _nullable(number),
             "ply": pa.array(ply, mask=~ply_known),
             "total": pa.array(total, mask=~ply_known | (total < 0)),
-            "player": pa.array((first + ply) % 2, mask=~ply_known | (first < 0)),
+            "player": pa.array((player + ply) & 1, mask=~ply_known | (player < 0)),
         }
     ).cast(ROWS)
-    provenance = "metadata" if grouping == "ids" else "recovered"
-    listed = [{**game, "provenance": provenance} for game in games if game is not None]
-    return positions, pa.Table.from_pylist(listed, schema=GAMES)
+    moves = move[(found & complete)[segment] & ~is_last].astype(np.uint16)
+    games = _games(
+        window, first[found], last[found], first_player[found], lengths[found], complete[found], moves
+    )
+    games["total_positions"] = _nullable(total[first[found]])
+    games["provenance"] = pa.repeat("metadata" if grouping == "ids" else "recovered", int(found.sum()))
+    return positions, pa.table(games).select(GAMES.names).cast(GAMES)
 
 
-def _game(window: SourceWindow, rows: Array, movers: Array, ply: Array, total: Array) -> dict[str, Any]:
-    """Return one row of ``GAMES``.
+def _games(
+    window: SourceWindow,
+    first: Array,
+    last: Array,
+    first_player: Array,
+    positions: Array,
+    complete: npt.NDArray[np.bool_],
+    moves: npt.NDArray[np.uint16],
+) -> dict[str, pa.Array]:
+    """Return columns of ``GAMES`` for G games: all except ``total_positions`` and ``provenance``.
 
     Args:
         window: The window.
-        rows: Rows of the game in the window, by ascending ply, (m,).
-        movers: Player of each move between these positions, (m - 1,); -1 if unknown.
-        ply: Ply of each row of the window.
-        total: Number of positions of the game of each row of the window.
+        first: Row in the window of the first position of each game, (G,).
+        last: Row of its last position, (G,).
+        first_player: Player who began it, (G,); -1 if unknown.
+        positions: Number of its positions, (G,).
+        complete: Whether all its positions are there and follow each other, (G,).
+        moves: Moves of the complete games, one game after the other, (sum of ``positions - 1`` of these,).
     """
-    first, last = rows[0], rows[-1]
-    first_player = (int(movers[0]) + int(ply[first])) % 2 if len(movers) and movers[0] >= 0 else None
-    is_complete = (
-        total[first] == len(rows)
-        and (ply[rows] == np.arange(len(rows))).all()
-        and not window.boards[first].any()
-        and (movers == ((first_player or 0) + np.arange(len(movers))) % 2).all()
-    )
-    moves = window.move[rows[:-1]].astype(np.uint16) if is_complete else None
+    lengths = np.where(complete, positions - 1, 0)
+    began = np.maximum(first_player[complete], 0)
+    of_moves = iter(game_hashes(moves, lengths[complete], window.board_size, began))
+    hashes = [
+        next(of_moves) if is_complete else position_hash(window.boards[row], window.board_size)
+        for row, is_complete in zip(last.tolist(), complete.tolist(), strict=True)
+    ]
+
+    def texts(codes: Array, values: list[str | None]) -> pa.Array:
+        return pa.array([values[code] for code in codes[first].tolist()], pa.string())
+
     return {
-        "file_idx": _or_none(window.file_idx[first]),
-        "line_idx": _or_none(window.line_idx[first]),
-        "origin": window.origins[window.origin[first]],
-        "winner": _or_none(window.winner[first]),
-        "end_reason": window.end_reasons[window.end_reason[first]],
-        "swap": window.swaps[window.swap[first]],
-        "value": float(window.value[first]),
-        "total_positions": _or_none(total[first]),
-        "positions": len(rows),
-        "first_player": first_player,
-        "moves": moves,
-        "game_hash": position_hash(window.boards[last], window.board_size)
-        if moves is None
-        else game_hash(moves, window.board_size, first_player or 0),
+        "file_idx": _nullable(window.file_idx[first]),
+        "line_idx": _nullable(window.line_idx[first]),
+        "origin": texts(window.origin, window.origins),
+        "winner": _nullable(window.winner[first]),
+        "end_reason": texts(window.end_reason, window.end_reasons),
+        "swap": texts(window.swap, window.swaps),
+        "value": pa.array(window.value[first]),
+        "positions": pa.array(positions),
+        "first_player": _nullable(first_player),
+        "moves": pa.ListArray.from_arrays(
+            np.concatenate(([0], np.cumsum(lengths))).astype(np.int32), moves, mask=pa.array(~complete)
+        ),
+        "game_hash": pa.array(hashes, pa.binary(16)),
     }
 
 
-def _or_none(value: Any) -> int | None:
-    return None if value < 0 else int(value)
+def _nullable(numbers: Array) -> pa.Array:
+    """Return integers as an Arrow array; negative ones become null."""
+    return pa.array(numbers, mask=numbers < 0)
 
 
 def position_hash(board: npt.NDArray[np.uint8], board_size: int) -> bytes:

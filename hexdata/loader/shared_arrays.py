@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 import tempfile
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from hexdata.errors import BudgetError, ConfigError
 from hexdata.storage import is_disk_full
+from hexdata.system import OPEN_IN_PLACE, lock_file, remove_locked
 
 __all__ = ["SharedArrays"]
 
@@ -54,7 +54,7 @@ class SharedArrays:
         self._remove = weakref.finalize(self, _remove_file, self._path, os.getpid(), file)
         try:
             with suppress(OSError):  # file systems without locks
-                fcntl.flock(file, fcntl.LOCK_SH)  # marks the file as in use by a running process
+                lock_file(file, shared=True, wait=True)  # marks the file as in use by a running process
             for array in arrays.values():
                 file.write(bytes(-file.tell() % _ALIGNMENT))
                 file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
@@ -86,21 +86,21 @@ class SharedArrays:
 
 def _remove_file(path: Path, owner: int, file: BinaryIO) -> None:
     if os.getpid() == owner:  # a forked process also calls this when it ends
-        with suppress(OSError):
-            path.unlink()
         with suppress(OSError):  # a full disk: the rest of the buffer cannot be written
             file.close()
+        with suppress(OSError):
+            path.unlink()
 
 
 def _remove_abandoned(folder: Path) -> None:
     """Remove the files of processes that were killed."""
     for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
         with suppress(OSError):  # in use, of another user, or already removed
-            number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            number = os.open(path, os.O_RDONLY | OPEN_IN_PLACE)
             with os.fdopen(number, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(file)
                 if os.fstat(number).st_size:  # otherwise it may have just been created
-                    path.unlink()
+                    remove_locked(file, path)
 
 
 def _folder_error(

@@ -15,6 +15,7 @@ from hexdata.quality.measure import SPLIT, measure_split
 from hexdata.quality.theory import DEVIATIONS
 from hexdata.storage import AnyPath
 from hexdata.store import Store
+from hexdata.store.integrity import require_buckets
 from hexdata.store.session import duckdb_session
 
 __all__ = ["DEVIATIONS", "MAX_GAME_SHARE", "BucketFigures", "Figure", "Quality", "measure_quality"]
@@ -41,11 +42,12 @@ def measure_quality(
         The figures, or None if the store has no training split.
 
     Raises:
-        StoreError: the store does not exist or is not shuffled.
+        StoreError: the store does not exist or is not shuffled, or its buckets were removed.
         BudgetError: the memory is too small.
     """
     target = Store.open(store)
     target.require_stage("shuffle")
+    require_buckets(target)
     lineage = target.manifest.stages["shuffle"]
     if not lineage["splits"].get(SPLIT):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,7 +49,7 @@ class StageSummary:
         files: number of files it wrote.
         bytes: their total size.
         missing: names of files that do not exist or have the wrong size.
-        lineage: the stage's entry in the manifest.
+        lineage: the stage's entry in the manifest, with the number of removed buckets as ``removed``.
         digest: SHA-256 over the names and digests of its files.
         last: the last run recorded in the journal; None if there is none.
         runs: number of runs recorded in the journal.
@@ -79,7 +79,8 @@ class ReportFacts:
         stages: the stages that have run, in order.
         tables: rows of each query in ``QUERIES``.
         spread: number of buckets reached by the games of the training split; None if it is not shuffled.
-        quality: quality of the shuffle of the training split; None if it is not shuffled.
+        quality: quality of the shuffle of the training split; None if it is not shuffled or the buckets were
+            removed.
         values_before: mean value of each piece of the input order, one piece per bucket.
         manifest_sha256: SHA-256 of the manifest file.
     """
@@ -113,14 +114,16 @@ def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) ->
     split = shuffled.lineage["splits"].get(SPLIT, 0) if shuffled and shuffled.fresh else 0
     progress.begin("query", len(QUERIES) + 2 * bool(split), "queries")
     with open_catalog(opened, memory=limits.memory, threads=limits.threads) as con:
-        tables = {name: _rows(con, name, progress) for name in QUERIES}
+        removed = bool(opened.manifest.removed_buckets)
+        tables = {name: _rows(con, name, progress) for name in QUERIES if name != "splits"}
+        tables["splits"] = _splits(con, opened, progress)
         spread, values = None, list[Row]()
-        if shuffled and split:
+        if shuffled and split and not removed:
             buckets = shuffled.lineage["buckets"][SPLIT]
             spread = spread_of(_rows(con, "spread", progress), buckets=buckets, positions=split)
             values = _rows(con, "values_before", progress)
     quality = None
-    if split:
+    if split and not removed:
         progress.begin("measure", None, "positions")
         quality = measure_quality(store, **limits.session(opened.path)._asdict())
     return ReportFacts(
@@ -137,9 +140,22 @@ def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) ->
     )
 
 
-def _rows(con: DuckDBPyConnection, name: str, progress: Progress) -> list[Row]:
-    """Return the rows of a named query as dictionaries."""
-    relation = con.sql(named_query(name))
+def _splits(con: DuckDBPyConnection, store: Store, progress: Progress) -> list[Row]:
+    """Return the rows of the query ``splits``; without buckets, their counts are from the manifest."""
+    if not store.manifest.removed_buckets:
+        return _rows(con, "splits", progress)
+    empty = "shuffled AS (SELECT NULL::VARCHAR AS split, NULL::INTEGER AS bucket WHERE false)"
+    lineage = store.manifest.stages["shuffle"]
+    rows = _rows(con, "splits", progress, lambda query: query.replace("WITH", f"WITH {empty},", 1))
+    counts = ({"shuffled": lineage["splits"].get(row["split"]), "buckets": 0} for row in rows)
+    return [row | count for row, count in zip(rows, counts, strict=True)]
+
+
+def _rows(
+    con: DuckDBPyConnection, name: str, progress: Progress, change: Callable[[str], str] = str
+) -> list[Row]:
+    """Return the rows of a named query, after a change of its text, as dictionaries."""
+    relation = con.sql(change(named_query(name)))
     rows = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
     progress.advance(1)
     return rows
@@ -153,6 +169,8 @@ def _stages(store: Store) -> list[StageSummary]:
 def _stage(store: Store, name: str, journal: Iterable[JournalEntry]) -> StageSummary:
     manifest = store.manifest
     lineage = manifest.stages[name]
+    if "removed" in lineage:
+        lineage = lineage | {"removed": len(lineage["removed"])}
     files: dict[str, FileFacts] = {}
     for folder in STAGES[name]:
         files |= manifest.files_in(folder)

@@ -17,6 +17,7 @@ from hexdata.report.facts import SPLIT, ReportFacts
 from hexdata.report.page import PageTable, Section
 from hexdata.report.spread import Spread
 from hexdata.report.verdict import number
+from hexdata.store.integrity import BUCKETS_REMOVED
 
 __all__ = ["mixing_sections"]
 
@@ -42,6 +43,8 @@ def _none(facts: ReportFacts) -> Section:
         finding = "This store is not shuffled yet."
     elif not shuffle.fresh:
         finding = "The shuffle is older than the positions and is not measured. Shuffle again."
+    elif shuffle.lineage.get("removed"):
+        finding = f"{BUCKETS_REMOVED[0].upper()}{BUCKETS_REMOVED[1:]}, so it is not measured."
     else:
         finding = f"The shuffle has no {SPLIT} split. Only that split is measured."
     return Section("dispersion", "Quality of the shuffle", finding, "")

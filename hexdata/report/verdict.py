@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 from hexdata.quality import Figure, Quality
 from hexdata.report.facts import SPLIT, ReportFacts, StageSummary
+from hexdata.store.integrity import BUCKETS_REMOVED, stage_command
 from hexdata.units import format_bytes
 
 __all__ = ["Answer", "Verdict", "duplicate_games", "judge", "judged_figures", "many", "number", "tiles"]
@@ -59,7 +60,7 @@ def judge(facts: ReportFacts) -> Verdict:
 def tiles(facts: ReportFacts) -> list[tuple[str, str]]:
     """Return the key numbers of the store as (number, unit) pairs."""
     shuffle = facts.stage("shuffle")
-    buckets = sum(shuffle.lineage["buckets"].values()) if shuffle else 0
+    buckets = shuffle.files if shuffle else 0
     size = facts.board_size
     counted = [
         (facts.counts["positions"], "positions"),
@@ -114,6 +115,10 @@ def _shuffled(facts: ReportFacts) -> Answer:
             "Out of date",
             "Positions were added or replaced after the shuffle.",
         )
+    if shuffle.lineage.get("removed"):
+        again = stage_command("shuffle", shuffle.lineage, "STORE")
+        text = f"{BUCKETS_REMOVED[0].upper()}{BUCKETS_REMOVED[1:]}. To measure them, run `{again}`."
+        return Answer(question, "note", "Not measured", text)
     if quality is None:
         return Answer(
             question, "note", "Not measured", f"There is no {SPLIT} split. Only that split is measured."

@@ -7,7 +7,16 @@ them and compares the results.
 from hexdata.selection.balance import BalanceRow, Means
 from hexdata.selection.dedup import Duplicates
 from hexdata.selection.options import SelectionOptions
-from hexdata.selection.placement import Placement
+from hexdata.selection.placement import ALL_GAMES, Placement
 from hexdata.selection.select import Selection, select
 
-__all__ = ["BalanceRow", "Duplicates", "Means", "Placement", "Selection", "SelectionOptions", "select"]
+__all__ = [
+    "ALL_GAMES",
+    "BalanceRow",
+    "Duplicates",
+    "Means",
+    "Placement",
+    "Selection",
+    "SelectionOptions",
+    "select",
+]

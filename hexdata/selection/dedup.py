@@ -58,8 +58,8 @@ def count_duplicates(con: DuckDBPyConnection, tables: StoreTables) -> Duplicates
 
 def drop_duplicates(
     con: DuckDBPyConnection, tables: StoreTables, rows: str, kind: str, path: AnyPath, all_rows: bool
-) -> str:
-    """Return a query for ``rows`` without the positions of duplicate games.
+) -> tuple[str, str]:
+    """Return a query for ``rows`` without the positions of duplicate games, and the table that it joins.
 
     Of equal games that have positions in ``rows``, the one with the lowest id is kept. Positions without a
     game are kept.
@@ -76,7 +76,8 @@ def drop_duplicates(
     copies = f"SELECT game_id FROM ({_copies_sql(tables, present)}) WHERE is_{kind} ORDER BY game_id"
     schema = pa.schema([("game_id", pa.int64())])
     write_parquet(path, schema, con.sql(copies).to_arrow_reader(_BATCH_ROWS))
-    return f"SELECT * FROM ({rows}) ANTI JOIN {read_parquet_sql([path.resolve()])} USING (game_id)"
+    dropped = read_parquet_sql([path.resolve()])
+    return f"SELECT * FROM ({rows}) ANTI JOIN {dropped} USING (game_id)", dropped
 
 
 def _copies_sql(tables: StoreTables, present: str = "") -> str:
@@ -100,11 +101,11 @@ def _copies_sql(tables: StoreTables, present: str = "") -> str:
 
 def limit_per_game(
     con: DuckDBPyConnection, tables: StoreTables, rows: str, limit: int, by: str, seed: int, path: AnyPath
-) -> str:
-    """Return a query for at most ``limit`` positions per game of ``rows``, and all positions without a game.
+) -> tuple[str, str]:
+    """Return a query for at most ``limit`` positions per game of ``rows``, and the table that it joins.
 
     Positions are kept in the order of a seeded key or, with ``by="tier"``, of their value sample tier (NULL
-    last) and then the key. The ply of a position has no influence.
+    last) and then the key. The ply of a position has no influence. All positions without a game are kept.
 
     Args:
         con: open DuckDB session.
@@ -123,11 +124,13 @@ def limit_per_game(
     """
     schema = pa.schema([("game_id", pa.int64()), ("tier", pa.uint8()), ("key", pa.uint64())])
     write_parquet(path, schema, _first_beyond_limit(con, tables, ranked, limit))
-    return f"""
+    limits = read_parquet_sql([path.resolve()])
+    kept = f"""
         SELECT p.* EXCLUDE (game_tier, game_key)
-        FROM ({ranked}) p LEFT JOIN {read_parquet_sql([path.resolve()])} t USING (game_id)
+        FROM ({ranked}) p LEFT JOIN {limits} t USING (game_id)
         WHERE t.key IS NULL OR game_tier < t.tier OR (game_tier = t.tier AND game_key < t.key)
     """
+    return kept, limits
 
 
 def _first_beyond_limit(

@@ -125,7 +125,7 @@ def merge_positions(
     return Merged(
         _merged_sql(rows, targets, weight, merged),
         replace(
-            tables,
+            tables.with_lookup(merged, "position_id"),
             position_columns={**tables.position_columns, COUNT: "DOUBLE", "weight": "FLOAT"},
         ),
         merged,

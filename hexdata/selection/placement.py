@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -20,10 +21,12 @@ from hexdata.selection.tables import StoreTables, write_table
 from hexdata.storage import AnyPath
 from hexdata.store.session import DuckDBPyConnection
 
-__all__ = ["Placement", "assign_games", "assign_positions", "assign_strata"]
+__all__ = ["ALL_GAMES", "Placement", "assign_games", "assign_positions", "assign_strata"]
 
 MAX_STRATUM_PARTS: Final = 1 << 20
 """Maximum size of the table of strata and buckets, which is joined to every position."""
+ALL_GAMES: Final = range(1 << 62)
+"""Range of all possible game ids."""
 _LAST_KEY: Final = (1 << 64) - 1
 
 
@@ -33,19 +36,53 @@ class Placement:
 
     sql: str
     tables: StoreTables
+    game_ranges: tuple[range, ...] | None = None
+    """Range that contains all game ids of each file of positions; None if unknown."""
 
-    def rows_sql(self, start: int | None = None, stop: int | None = None) -> str:
-        """Return a query for the positions, in no particular order.
+    def rows_sql(self) -> str:
+        """Return a query for all selected positions, in no particular order.
 
         The columns are those of positions, ``split`` (index into ``SPLITS``), ``bucket`` (UINTEGER) and
-        ``sort_key`` (UBIGINT). If ``start`` and ``stop`` are given, only positions with start <= position_id
-        < stop are returned.
+        ``sort_key`` (UBIGINT).
         """
-        if start is None or stop is None:
-            return self.sql
-        # The selection of a position depends on its row only, so files outside the range are not opened.
-        restricted = self.sql.replace(self.tables.positions, self.tables.positions_between(start, stop))
-        return f"SELECT * FROM ({restricted}) WHERE position_id >= {start} AND position_id < {stop}"
+        return self.sql
+
+    def slice_sql(self, start: int, stop: int) -> str:
+        """Return the query for the selected positions with start <= position_id < stop.
+
+        Whether a position is selected depends only on its row and its game. The query therefore reads only
+        the files of these positions, and joins only their games. Its length does not depend on the store.
+        """
+        restricted = self.tables.restricted(range(start, stop), self._games(start, stop))
+        rows = "".join(part if isinstance(part, str) else restricted[part] for part in self._parts)
+        return f"SELECT * FROM ({rows}) WHERE position_id >= {start} AND position_id < {stop}"
+
+    def _games(self, start: int, stop: int) -> range:
+        """Return a range that contains the games of a slice."""
+        if self.game_ranges is None:
+            return ALL_GAMES
+        files = self.tables.files_between(start, stop)
+        found = [games for games in self.game_ranges[files.start : files.stop] if games]
+        return range(
+            min((games.start for games in found), default=0), max((games.stop for games in found), default=0)
+        )
+
+    @cached_property
+    def _parts(self) -> list[str | int]:
+        """The query in parts: text, and the index of a table in ``restrictable``."""
+        parts: list[str | int] = [self.sql]
+        for index, table in enumerate(self.tables.restrictable):
+            split: list[str | int] = []
+            for part in parts:
+                if isinstance(part, int):
+                    split.append(part)
+                    continue
+                first, *others = part.split(table)
+                split.append(first)
+                for text in others:
+                    split += [index, text]
+            parts = split
+        return parts
 
 
 def assign_positions(tables: StoreTables, chosen: str, key: int, buckets: dict[int, int]) -> Placement:

@@ -14,7 +14,7 @@ from hexdata.selection.expression import Expression, check_condition, check_expr
 from hexdata.selection.merge import merge_positions
 from hexdata.selection.options import SelectionOptions
 from hexdata.selection.placement import Placement, assign_games, assign_positions, assign_strata
-from hexdata.selection.tables import StoreTables
+from hexdata.selection.tables import SPLIT_INDEX_SQL, StoreTables
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.session import DuckDBPyConnection
@@ -153,7 +153,7 @@ class _Selector:
         self.seed = seed
         self.folder = folder
         self.rows = tables.rows_sql()
-        self.left = int(con.sql(f"SELECT count(*) FROM {tables.positions}").fetchall()[0][0])
+        self.left = sum(rows for _, rows in tables.parts)
         self.counts: dict[int, int] = {}
         """Remaining positions by split, an index into ``SPLITS``; empty until they are counted."""
         self.left_out: dict[str, int] = {}
@@ -173,7 +173,7 @@ class _Selector:
             with explain_failures(self.expressions["balance_by"]):
                 self._balance(self.expressions["balance_by"])
         if not self.counts:
-            self._count()
+            self._count_all()
         if self.options.merge == "positions":
             self._merge(self.options.merge_weight)
 
@@ -184,7 +184,7 @@ class _Selector:
         self._record_left_out("where")
 
     def _dedup(self, kind: str) -> None:
-        self.rows = drop_duplicates(
+        self.rows, dropped = drop_duplicates(
             self.con,
             self.tables,
             self.rows,
@@ -192,14 +192,16 @@ class _Selector:
             self.folder / "dedup.parquet",
             all_rows="where" not in self.expressions,
         )
+        self.tables = self.tables.with_lookup(dropped, "game_id")
         self._count()
         self._record_left_out("dedup")
 
     def _per_game(self, limit: int) -> None:
         path = self.folder / "per-game.parquet"
-        self.rows = limit_per_game(
+        self.rows, limits = limit_per_game(
             self.con, self.tables, self.rows, limit, self.options.per_game_by, self.seed, path
         )
+        self.tables = self.tables.with_lookup(limits, "game_id")
         unknown = self._count()
         self._record_left_out("per_game")
         if unknown:
@@ -224,6 +226,14 @@ class _Selector:
         """).fetchall()
         self.counts = {split: count for split, count, _ in counted}
         return sum(unknown for _, _, unknown in counted)
+
+    def _count_all(self) -> None:
+        """Count all positions by split from the games, of which there are far fewer than positions."""
+        counted = self.con.sql(f"""
+            SELECT {SPLIT_INDEX_SQL}, sum(positions)::BIGINT FROM {self.tables.games} GROUP BY ALL
+        """).fetchall()
+        self.counts = dict(counted)
+        self.counts[0] = self.counts.get(0, 0) + self.left - sum(self.counts.values())
 
     def _record_left_out(self, option: str) -> None:
         """Record the number of positions that an option removed.

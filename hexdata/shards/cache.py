@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -37,6 +36,7 @@ from hexdata.shards.sources import (
     ShardSource,
     altered_shard_error,
 )
+from hexdata.system import lock_file, remove_locked, unlock_file
 from hexdata.units import format_bytes
 
 __all__ = ["CacheFullError", "CachedSource", "ShardCache"]
@@ -412,19 +412,19 @@ def _locked(path: Path, *, wait: bool, remove: bool = True) -> Iterator[bool]:
     """
     with path.open("ab") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file, wait=wait)
         except BlockingIOError:
             yield False
             return
+        is_held = False
         try:
             is_held = _is_same_file(file, path)
-            try:
-                yield is_held
-            finally:
-                if is_held and remove:
-                    path.unlink(missing_ok=True)
+            yield is_held
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+            if is_held and remove:
+                remove_locked(file, path)
+            else:
+                unlock_file(file)
 
 
 def _remove_if_unlocked(path: Path) -> bool:
@@ -435,18 +435,19 @@ def _remove_if_unlocked(path: Path) -> bool:
         return True
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file)
         except BlockingIOError:
             return False
         if _is_same_file(file, path):
-            path.unlink()
-        fcntl.flock(file, fcntl.LOCK_UN)
+            remove_locked(file, path)
+        else:
+            unlock_file(file)
         return True
 
 
 def _lock_shared(file: IO[bytes], path: Path) -> bool:
     """Protect an open copy from eviction; close it and return False if it has been evicted already."""
-    fcntl.flock(file, fcntl.LOCK_SH)
+    lock_file(file, shared=True, wait=True)
     if _is_same_file(file, path):
         return True
     file.close()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from hexdata.shards.sources import (
     discard_bytes,
     unreadable_file_error,
 )
+from hexdata.system import kill_group
 
 if TYPE_CHECKING:
     from webdataset.gopen import Pipe
@@ -114,8 +113,6 @@ class _CommandStream:
 
     def close(self) -> None:
         if self._process.poll() is None:
-            if os.getpgid(self._process.pid) == self._process.pid:
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.kill()
+            kill_group(self._process)
         self._output.close()
         self._process.wait()

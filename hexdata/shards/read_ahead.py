@@ -23,6 +23,7 @@ from hexdata.progress import SILENT, Progress
 from hexdata.shards.files import LocalShard
 from hexdata.shards.sources import altered_shard_error
 from hexdata.shards.tar_members import HEADER_BYTES
+from hexdata.system import is_cached
 
 __all__ = ["ReadAhead"]
 
@@ -177,8 +178,6 @@ def _read(run: _Run, queue: Iterator[tuple[LocalShard, _Parts]], number: int) ->
 
 def _are_cached(needed: Sequence[tuple[LocalShard, _Parts]]) -> bool:
     """Return whether samples of the shards are in the page cache; False if the system cannot tell."""
-    if not hasattr(os, "RWF_NOWAIT"):
-        return False
     sampled = needed[:: math.ceil(len(needed) / _SAMPLES)]
     most = math.ceil(_SAMPLES / len(sampled))
     try:
@@ -188,9 +187,9 @@ def _are_cached(needed: Sequence[tuple[LocalShard, _Parts]]) -> bool:
             with shard.open_file() as file:
                 for sample in range(samples):
                     offset = _offset_in(parts, int(size * (sample + number / len(sampled)) / samples))
-                    if not os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT):
+                    if not is_cached(file, offset):
                         return False
-    except (HexdataError, OSError):  # BlockingIOError: the byte is not in the cache
+    except (HexdataError, OSError):
         return False
     return True
 

@@ -21,7 +21,7 @@ from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_temporary_disk_full
-from hexdata.store.integrity import find_folder_damage
+from hexdata.store.integrity import find_damage
 from hexdata.store.journal import journaled
 
 __all__ = ["RetryPolicy", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
@@ -48,7 +48,9 @@ def plan_shuffle(
         prepared = prepare(target, options, Path(folder), None, engine.machines)
     path = target.work / "shuffle" / LEDGER_NAME
     ledger = open_ledger(path, prepared.ledger_plan, read_only=True)
-    is_done = is_same_shuffle(target, options) and not find_folder_damage(target, "shuffled", engine=engine)
+    is_done = is_same_shuffle(target, options) and not find_damage(
+        target, target.manifest.buckets(), engine=engine
+    )
     return estimate_shuffle(target, options, prepared, ledger, already_done=is_done)
 
 
@@ -59,11 +61,13 @@ def shuffle_store(
     *,
     retry: RetryPolicy | None = None,
     engine: Engine = LOCAL,
+    restore: bool = True,
 ) -> ShuffleResult:
     """Shuffle all positions of a store by split, bucket and sort key, without loading them into memory.
 
     If the store holds a shuffle with another seed, number of buckets or selection, that shuffle and the files
-    made from it are replaced.
+    made from it are replaced. If it holds this shuffle and some buckets are damaged or were removed by an
+    export with ``free_buckets``, these buckets are written again and the shards are kept.
 
     Args:
         store: Folder or address of a store with positions.
@@ -71,6 +75,8 @@ def shuffle_store(
         progress: Receives the steps of the shuffle (default: none).
         retry: How to retry after temporary disk errors; None for the defaults (default).
         engine: Engine that scatters slices and sorts buckets (default: this machine).
+        restore: Whether to write buckets again that an export with ``free_buckets`` removed (default: True).
+            False treats such a shuffle as already done.
 
     Returns:
         A summary of the shuffle.
@@ -85,7 +91,7 @@ def shuffle_store(
     target = Store.open(store, shares_work=engine.machines.separate)
     with target.writing("shuffle"), journaled(target.path, "shuffle") as entry:
         engine.require([], target.path)
-        run = ShuffleRun(target, options, progress, retry or RetryPolicy(), engine)
+        run = ShuffleRun(target, options, progress, retry or RetryPolicy(), engine, restore)
         result = run.shuffle()
         write_database(target)
         if not result.already_done:

@@ -6,7 +6,7 @@ depends on the memory. Nothing here reads or writes files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from math import ceil, isqrt, sqrt
@@ -21,6 +21,7 @@ from hexdata.order import bucket_bounds
 from hexdata.pool import default_workers
 from hexdata.schema import SPLITS, board_bytes, target_type
 from hexdata.shuffle.options import ShuffleOptions, too_little_memory
+from hexdata.shuffle.runs import RANGE_BYTES
 from hexdata.store.parquet import ROW_GROUP_ROWS
 from hexdata.strict_json import Matching, Within, check_value
 
@@ -33,6 +34,8 @@ __all__ = [
     "Slice",
     "ThreadLimits",
     "bucket_counts",
+    "group_jobs",
+    "jobs_per_group",
     "make_layout",
     "make_limits",
 ]
@@ -46,7 +49,7 @@ _Split = Annotated[str, Matching("train|val|test", "train, val or test")]
 BASE_MEMORY: Final = 312 << 20
 """Measured memory in bytes besides DuckDB's buffers and the rows: interpreter and libraries."""
 TRANSFER_MEMORY: Final = 24 << 20
-"""Bytes per thread for reading and uploading objects: two parts and the data read ahead."""
+"""Bytes per thread for reading and uploading objects, and for several reads at a time from shared files."""
 MAX_ROWS: Final = 1 << 21
 """Maximum rows that a thread loads at a time. More is not faster if pieces are large enough."""
 MANY_POSITIONS: Final = 1 << 32
@@ -78,6 +81,10 @@ MIN_DUCKDB_MEMORY: Final = 32 << 20
 DUCKDB_ROW_GROUPS: Final = 1.5
 """Additional row groups in DuckDB's memory while it reads."""
 MAX_DUCKDB_MEMORY: Final = 256 << 20
+GROUPS_PER_THREAD: Final = 2
+"""Minimum groups of jobs per thread, so that all threads stay busy until the end."""
+GROUP_BYTES: Final = 1 << 32
+"""Maximum bytes of the pieces of a group of several jobs, which a machine copies to its own disk."""
 SLICES_PER_THREAD: Final = 4
 """Slices per thread in a small store, so that all threads stay busy."""
 
@@ -331,7 +338,7 @@ def make_limits(
     machines = machines or Machines(1, default_workers(), separate=False)
     base = BASE_MEMORY + client
     shared, per_thread = (0, base) if machines.separate else (base, 0)
-    per_thread += TRANSFER_MEMORY if client else 0
+    per_thread += TRANSFER_MEMORY if client or machines.separate else 0
     group, min_rows = min(ROW_GROUP_ROWS, positions), min(MIN_ROWS, positions)
     writer = WRITER_COPIES * group * row
     min_scatter = scatter_cost(min_rows, min_rows * row)
@@ -403,6 +410,38 @@ def make_layout(
     slices = max(min(workers * SLICES_PER_THREAD, positions // (PIECE_ROWS * units)), workers)
     slice_rows = min(limits.chunk_rows, max(-(-positions // slices), ROW_GROUP_ROWS))
     return ShuffleLayout(positions, slice_rows, by_key, groups)
+
+
+def jobs_per_group(jobs: int, runs: int, job_bytes: float, threads: int) -> int:
+    """Return the number of consecutive jobs whose pieces are read together from an object store.
+
+    It is the minimum for which the pieces of a group take ``RANGE_BYTES`` of each run, or the maximum for
+    which all threads stay busy and the disks hold their groups.
+
+    Args:
+        jobs: Number of jobs.
+        runs: Number of runs.
+        job_bytes: Average bytes of the pieces of a job, above 0.
+        threads: Number of threads on all machines together.
+    """
+    limits = (
+        jobs / (threads * GROUPS_PER_THREAD),
+        ceil(runs * RANGE_BYTES / job_bytes),
+        GROUP_BYTES / job_bytes,
+    )
+    return max(int(min(limits)), 1)
+
+
+def group_jobs(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
+    """Yield lists of at most ``most`` jobs each, in order, whose units are consecutive."""
+    group: list[Job] = []
+    for job in jobs:
+        if group and (len(group) == most or group[-1].units.stop != job.units.start):
+            yield group
+            group = []
+        group.append(job)
+    if group:
+        yield group
 
 
 def _expected_rows(limit: int) -> int:

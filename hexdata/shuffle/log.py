@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import warnings
 from datetime import UTC, datetime
 from typing import Final
@@ -12,18 +10,11 @@ from hexdata.errors import StoreError
 from hexdata.storage import AnyPath, make_folder, storage_of
 from hexdata.units import format_bytes
 
-__all__ = ["LOG_NAME", "Log", "peak_resident_bytes"]
+__all__ = ["LOG_NAME", "Log"]
 
 LOG_NAME: Final = "logs/shuffle.log"
-_RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
-"""Unit in bytes of the system's peak resident memory."""
 _MAX_BYTES: Final = 1 << 20
 """Maximum bytes of earlier lines that are kept in an object store."""
-
-
-def peak_resident_bytes() -> int:
-    """Return the peak resident memory of this process in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
 
 
 class Log:

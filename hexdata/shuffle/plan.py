@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from hexdata.errors import BudgetError
 from hexdata.selection import BalanceRow, Duplicates
+from hexdata.shuffle.layout import jobs_per_group
 from hexdata.shuffle.options import ShuffleOptions
-from hexdata.shuffle.prepare import Prepared
+from hexdata.shuffle.prepare import Prepared, is_same_shuffle
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
 from hexdata.store.disk_space import disk_full, system_message
@@ -47,7 +48,8 @@ class ShufflePlan:
         sort_rows: Maximum rows that a thread sorts at a time.
         run_bytes: Estimated size of the runs, which are deleted at the end.
         bucket_bytes: Estimated size of the buckets.
-        spill_bytes: Space reserved for units that are larger than planned and are split further.
+        spill_bytes: Space reserved for units that are larger than planned and are split further, and for
+            local copies of runs in an object store.
         disk_done: Size of the runs and buckets that an interrupted run has already written.
         disk_needed: Space for all remaining files, with a margin.
         disk_freed: Space freed before the shuffle starts, by removing an older shuffle and the files made
@@ -139,6 +141,10 @@ def estimate_shuffle(
     runs, buckets = int(rows * cost.run_bytes), int(rows * cost.bucket_bytes)
     workers = limits.threads * prepared.machines
     spill = int(workers * min(limits.sort_rows, rows) * cost.run_bytes)
+    if storage_of(store.work).local is None:
+        jobs = len(layout.jobs)
+        group = jobs_per_group(jobs, len(layout.slices), max(runs / jobs, 1), workers)
+        spill += workers * runs * group // jobs
     done_slices = [slice_ for slice_ in layout.slices if slice_.name in ledger]
     done_buckets = [b.name for job in layout.jobs for b in job.buckets if b.name in ledger]
     done_runs = sum(sum(ledger[slice_.name]["bytes"]) for slice_ in done_slices)
@@ -168,7 +174,7 @@ def estimate_shuffle(
         spill_bytes=spill,
         disk_done=done,
         disk_needed=0 if already_done else int(DISK_MARGIN * remaining_bytes) + spill,
-        disk_freed=0 if already_done or "layout" in ledger else _bytes_to_free(store),
+        disk_freed=0 if already_done or "layout" in ledger else _bytes_to_free(store, options),
         disk_free=free_space(store),
         units_done=len(done_slices) + len(done_buckets),
         seconds=0.0 if already_done else prepared.seconds + seconds / workers,
@@ -188,7 +194,11 @@ def free_space(store: Store) -> int:
     return sys.maxsize if free is None else free
 
 
-def _bytes_to_free(store: Store) -> int:
-    """Return the size in bytes of the files that a new shuffle removes at its start."""
-    folders = [*(store.path / folder for folder in FOLDERS), store.work / "shuffle" / "runs"]
+def _bytes_to_free(store: Store, options: ShuffleOptions) -> int:
+    """Return the size in bytes of the files that a shuffle removes at its start.
+
+    If only damaged or removed buckets are written again, the files made from the shuffle are kept.
+    """
+    replaced = () if is_same_shuffle(store, options) else FOLDERS
+    folders = [*(store.path / folder for folder in replaced), store.work / "shuffle" / "runs"]
     return sum(size for folder in folders for size in storage_of(folder).files().values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ from hexdata.engine.protocol import Machines
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION, sort_key
 from hexdata.schema import positions_schema
-from hexdata.selection import Placement, Selection, select
+from hexdata.selection import ALL_GAMES, Placement, Selection, select
 from hexdata.shuffle.layout import (
     BASE_MEMORY,
     ShuffleLayout,
@@ -141,7 +141,7 @@ def prepare(
     total = store.manifest.counts["positions"]
     memory = int((options.memory - BASE_MEMORY) * SELECT_SHARE)
     with duckdb_session(memory=memory, threads=1, spill=spill, store=store.path) as con:
-        varying = _varying_bytes(con, positions)
+        varying, game_ranges = _read_footers(con, positions)
     widest = row_bytes(n, varying.widest, targets)
     client = client_memory(store.path)
     limits = make_limits(
@@ -153,11 +153,13 @@ def prepare(
         chosen = row_bytes(n, varying.mean(sum(selection.rows.values())), targets)
         limits = make_limits(options, total, chosen, widest, machines, client=client)
         buckets = bucket_counts(options, selection.rows)
-        placement = selection.assign_buckets(buckets, con, folder)
+        placement = replace(selection.assign_buckets(buckets, con, folder), game_ranges=game_ranges)
     seconds = time.perf_counter() - start
     by_key = options.assign == "position" and options.stratify_by is None
     layout = make_layout(total, selection.rows, buckets, limits, by_key=by_key, machines=machines.count)
-    with duckdb_session(memory=limits.duckdb_memory, threads=1, spill=spill, store=store.path) as con:
+    with duckdb_session(
+        memory=limits.duckdb_memory, threads=1, spill=spill, store=store.path, build_right=True
+    ) as con:
         ids = min(total, SAMPLE_IDS, max(limits.chunk_rows // 2, 1))
         cost = _measure_cost(
             con, placement, layout, range((total - ids) // 2, (total + ids) // 2), selection.key, n, targets
@@ -191,32 +193,41 @@ class _Varying:
         return min(self.all / rows, self.widest)
 
 
-def _varying_bytes(con: DuckDBPyConnection, positions: list[AnyPath]) -> _Varying:
-    """Measure policies from the files' footers, and texts by reading them.
+def _read_footers(con: DuckDBPyConnection, positions: list[AnyPath]) -> tuple[_Varying, tuple[range, ...]]:
+    """Measure the columns of varying size, and find a range with all game ids of each file.
 
-    A cell of a policy takes six bytes: three for each of its two numbers.
-
-    Footers do not suffice for texts, because a file stores repeated texts once.
+    Policies are measured from the files' footers. A cell of a policy takes six bytes: three for each of its
+    two numbers. Footers do not suffice for texts, which are read, because a file stores repeated texts once.
     """
     footers = f"""
         SELECT file_name, row_group_id, any_value(row_group_num_rows) AS rows,
                coalesce(sum(num_values - stats_null_count) FILTER (path_in_schema = 'metadata'), 0) AS texts,
                3 * coalesce(sum(num_values - stats_null_count)
-                            FILTER (starts_with(path_in_schema, 'policy')), 0) AS bytes
+                            FILTER (starts_with(path_in_schema, 'policy')), 0) AS bytes,
+               min(TRY_CAST(stats_min_value AS BIGINT)) FILTER (path_in_schema = 'game_id') AS low,
+               max(TRY_CAST(stats_max_value AS BIGINT)) FILTER (path_in_schema = 'game_id') AS high,
+               any_value(stats_null_count = num_values) FILTER (path_in_schema = 'game_id') AS no_games
         FROM parquet_metadata({path_list_sql(positions)}) GROUP BY ALL
     """
-    texts, policies, widest = con.sql(f"""
-        SELECT sum(texts)::BIGINT, sum(bytes)::BIGINT, max(bytes / rows) FROM ({footers})
-    """).fetchall()[0]
+    files = con.sql(f"""
+        SELECT file_name, sum(texts)::BIGINT, sum(bytes)::BIGINT, max(bytes / rows),
+               coalesce(min(low), 0), coalesce(max(high) + 1, 0),
+               bool_and(coalesce(low <= high OR no_games, false))
+        FROM ({footers}) GROUP BY file_name
+    """).fetchall()
+    ranges = {name: range(low, high) if known else ALL_GAMES for name, *_, low, high, known in files}
+    game_ranges = tuple(ranges.get(str(path), ALL_GAMES) for path in positions)
+    texts, policies = (sum(file[column] for file in files) for column in (1, 2))
+    widest = max(file[3] for file in files)
     if not texts:
-        return _Varying(policies, widest)
+        return _Varying(policies, widest), game_ranges
     found, widest_text = con.sql(f"""
         SELECT sum(bytes)::BIGINT, max(bytes / rows)
         FROM (SELECT coalesce(sum(strlen(metadata)), 0) AS bytes, count(*) AS rows
               FROM {read_parquet_sql(positions, row_location=True)}
               GROUP BY filename, file_row_number // {ROW_GROUP_ROWS})
     """).fetchall()[0]
-    return _Varying(policies + found, widest + widest_text)
+    return _Varying(policies + found, widest + widest_text), game_ranges
 
 
 def _measure_cost(
@@ -230,7 +241,7 @@ def _measure_cost(
 ) -> RowCost:
     """Scatter, sort and encode the positions of these ids in memory, and return the measured costs."""
     begin = time.perf_counter()
-    query = placement.rows_sql(ids.start, ids.stop)
+    query = placement.slice_sql(ids.start, ids.stop)
     batches = list(con.sql(query).to_arrow_reader(min(len(ids), ROW_GROUP_ROWS)))
     if not batches:  # the selection excludes all of them
         return RowCost(0.0, 0.0, (time.perf_counter() - begin) / len(ids), 0.0)

@@ -6,9 +6,12 @@ The selection determines the rows, the layout their division into work, and the 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 
 from hexdata.engine import Engine
@@ -16,19 +19,26 @@ from hexdata.errors import BudgetError, StoreError
 from hexdata.progress import Progress
 from hexdata.retry import RetryPolicy
 from hexdata.selection import BalanceRow, Duplicates
-from hexdata.shuffle.layout import Bucket, Job, ShuffleLayout, Slice
+from hexdata.shuffle.layout import Bucket, Job, ShuffleLayout, Slice, group_jobs, jobs_per_group
 from hexdata.shuffle.log import Log
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import FOLDERS, ShufflePlan, estimate_shuffle, free_space
 from hexdata.shuffle.prepare import Prepared, is_same_shuffle, prepare
-from hexdata.shuffle.runs import RunIndex
-from hexdata.shuffle.tasks import ShuffleTasks, TaskReport, WrittenBucket, scatter_slice, sort_job
+from hexdata.shuffle.runs import MergedRunIndex, RunIndex
+from hexdata.shuffle.tasks import (
+    ShuffleTasks,
+    SortedBucket,
+    TaskReport,
+    WrittenBucket,
+    scatter_slice,
+    sort_jobs,
+)
 from hexdata.shuffle.thread_pool import ThreadPool
 from hexdata.storage import AnyPath, is_disk_full, storage_of
 from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.files import FileFacts
-from hexdata.store.integrity import find_damage, find_folder_damage, require_intact
+from hexdata.store.integrity import find_damage, require_intact
 from hexdata.store.ledger import Ledger
 from hexdata.strict_json import Count
 from hexdata.units import format_bytes
@@ -40,8 +50,13 @@ _DERIVED_STAGES: Final = ("export", "pickles-shuffled")
 """Stages that are made from the shuffled positions."""
 _INPUTS: Final = ("positions", "games", "sources")
 """Folders of the tables that a shuffle reads."""
+_RECORD_SUFFIX: Final = ".json"
+"""Suffix of the record of a task. Its name before the suffix is the number of the task's first unit."""
 _LAYOUT: Final = "layout"
 """First entry of the ledger: the layout at the start of the shuffle. It is kept if the limits change."""
+
+_SortTask = tuple[RunIndex, list[Job], set[str]]
+"""Arguments of a task of phase 2: pieces of the jobs' units, the jobs, and their buckets that are written."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,7 @@ def open_ledger(path: AnyPath, plan: object, *, read_only: bool = False) -> Ledg
 def _unit_kind(name: str) -> object:
     if name == _LAYOUT:
         return ShuffleLayout
-    return _ScatteredSlice if name.startswith("slice ") else FileFacts
+    return _ScatteredSlice if name.startswith("slice ") else SortedBucket
 
 
 @dataclass(frozen=True)
@@ -104,17 +119,26 @@ class ShuffleRun:
     """One run of the shuffle. The caller must hold the store's lock."""
 
     def __init__(
-        self, store: Store, options: ShuffleOptions, progress: Progress, retry: RetryPolicy, engine: Engine
+        self,
+        store: Store,
+        options: ShuffleOptions,
+        progress: Progress,
+        retry: RetryPolicy,
+        engine: Engine,
+        restore: bool = True,
     ) -> None:
         self.store = store
         self.options = options
-        self.progress = progress
+        self.progress = engine.monitored(progress)
         self.retry = retry
         self.engine = engine
+        self.restore = restore
         self.machines = engine.machines
         self.work = store.work / "shuffle"
         self.tables = self.work / "selection"
         self.runs = self.work / "runs"
+        self.records = self.work / "sorted"
+        """Folder for the records of tasks, of which the ledger does not yet contain the buckets."""
         self.spill = storage_of(self.work / "spill").local
         self.intact: dict[str, FileFacts] = {}
         """Published buckets whose bytes match the manifest, as checked by this run."""
@@ -131,6 +155,7 @@ class ShuffleRun:
         """
         damage = self._damage()
         if damage is not None and not damage:
+            self._list_restored()
             storage_of(self.work).remove_tree()  # a run may have been killed after publishing its manifest
             return replace(self._result(resumed=0), already_done=True)
         require_intact(self.store, _INPUTS, engine=self.engine, progress=self.progress)
@@ -146,8 +171,8 @@ class ShuffleRun:
             done = self._begin(prepared, ledger(), damage)
             resumed = len(done) - 1
             with arrow_system_memory():
-                facts = _Phases(self, prepared, done, log).write()
-            self._publish(facts, prepared.lineage)
+                buckets = _Phases(self, prepared, done, log).write()
+            self._publish(buckets, prepared.lineage)
             log.line(f"done: {resumed:,} units were finished by an earlier run")
             log.publish()
         except MemoryError as error:
@@ -169,25 +194,63 @@ class ShuffleRun:
         )
 
     def _damage(self) -> dict[str, StoreError] | None:
-        """Return the damaged buckets of the requested shuffle; None if the store does not contain it."""
+        """Return the damaged buckets of the requested shuffle; None if the store does not contain it.
+
+        Buckets that were removed are included if they are to be restored.
+        """
         if not is_same_shuffle(self.store, self.options):
             return None
-        return find_folder_damage(self.store, "shuffled", engine=self.engine, progress=self.progress)
+        if self.store.manifest.removed_buckets and not self.restore:
+            return {}
+        self.progress.begin("check files", None, "bytes")
+        return find_damage(self.store, self.store.manifest.buckets(), engine=self.engine)
+
+    def _list_restored(self) -> None:
+        """List removed buckets in the manifest again if all of them exist, because none was removed yet."""
+        manifest = self.store.manifest
+        if self.restore and manifest.removed_buckets:
+            manifest.files |= manifest.removed_buckets
+            lineage = manifest.stages["shuffle"]
+            manifest.stages["shuffle"] = {name: lineage[name] for name in lineage if name != "removed"}
+            manifest.save(self.store.path)
 
     def _begin(self, prepared: Prepared, ledger: Ledger, damage: dict[str, StoreError] | None) -> Ledger:
         """Resume from the ledger, or keep the intact buckets, or start from the beginning."""
         if _LAYOUT in ledger:
+            self._adopt_records(prepared, ledger)
             return ledger
+        storage_of(self.records).remove_tree()
         if damage is None:
             self._clear()
         else:
             storage_of(self.runs).remove_tree()
-            published = self.store.manifest.files_in("shuffled")
+            published = self.store.manifest.buckets()
             self.intact = {name: facts for name, facts in published.items() if name not in damage}
-            self.progress.note(f"writing {len(damage):,} damaged of {len(published):,} buckets again")
+            if self.store.manifest.removed_buckets:
+                self.progress.note(
+                    f"writing {len(damage):,} of {len(published):,} buckets again, which `hexdata export "
+                    "--free-buckets` removed; existing shards are kept"
+                )
+            else:
+                self.progress.note(f"writing {len(damage):,} damaged of {len(published):,} buckets again")
         kept = {name: facts.to_json() for name, facts in self.intact.items()}
         ledger.finish_all({_LAYOUT: prepared.layout.to_json(), **kept})
         return ledger
+
+    def _adopt_records(self, prepared: Prepared, ledger: Ledger) -> None:
+        """Add the buckets that the tasks of a killed run have recorded to the ledger."""
+        jobs = prepared.layout.parse_recorded(ledger[_LAYOUT], ledger.path).jobs
+        found: dict[str, object] = {}
+        for name in storage_of(self.records).files():
+            if name.endswith(_RECORD_SUFFIX):
+                record = open_ledger(self.records / name, prepared.ledger_plan, read_only=True)
+                first = int(name.rpartition("/")[2].removesuffix(_RECORD_SUFFIX))
+                names = (bucket.name for job in jobs if job.units.start >= first for bucket in job.buckets)
+                recorded = islice((name for name in names if name in record), len(record))
+                found |= {name: record[name] for name in recorded}
+        if found:
+            ledger.finish_all(found)
+        storage_of(self.records).remove_tree()
 
     def _clear(self) -> None:
         """Remove an old shuffle and the files made from it: first from the manifest, then from the disk."""
@@ -208,22 +271,29 @@ class ShuffleRun:
             self.store.remove(folder)
         storage_of(self.runs).remove_tree()
 
-    def _publish(self, facts: dict[str, FileFacts], lineage: dict[str, Any]) -> None:
-        found = sum(f.rows for f in facts.values())
-        if found != lineage["positions"]:
+    def _publish(self, buckets: dict[str, SortedBucket], lineage: dict[str, Any]) -> None:
+        expected: dict[str, int] = lineage["splits"]
+        found = dict.fromkeys(expected, 0)
+        for name, bucket in buckets.items():
+            found[name.split("/")[1]] += bucket.rows
+        if found != expected:
             storage_of(self.work).remove_tree()  # the runs and the ledger are unreliable
             raise StoreError(
                 "the buckets do not contain every position",
                 path=self.store.path,
-                found=f"{found:,}",
-                expected=f"{lineage['positions']:,}",
+                found=", ".join(f"{rows:,} in {split}" for split, rows in found.items()),
+                expected=", ".join(f"{rows:,} in {split}" for split, rows in expected.items()),
                 hint="Run the shuffle again; it starts from the beginning. If the error repeats, run "
                 "`hexdata verify`.",
             )
         manifest = self.store.manifest
-        manifest.files |= facts
-        manifest.stages["shuffle"] = lineage
+        policies = _count_policies(buckets) or manifest.stages.get("shuffle", {}).get("policies")
+        before = manifest.digest("shuffled")
+        manifest.files |= {name: _file_facts(bucket) for name, bucket in buckets.items()}
+        manifest.stages["shuffle"] = lineage | ({} if policies is None else {"policies": policies})
         manifest.save(self.store.path)
+        if "export" in manifest.stages and manifest.digest("shuffled") != before:
+            self.progress.note("the buckets have other bytes than before; run `hexdata export` again")
         storage_of(self.work).remove_tree()
 
     def _result(self, resumed: int) -> ShuffleResult:
@@ -238,6 +308,21 @@ class ShuffleRun:
             bytes=sum(f.bytes for f in files.values()),
             resumed=resumed,
         )
+
+
+def _count_policies(buckets: dict[str, SortedBucket]) -> dict[str, int] | None:
+    """Return the number of rows with a policy by split; None if that of some bucket is not known."""
+    counts: dict[str, int] = {}
+    for name, bucket in buckets.items():
+        if bucket.policies is None:
+            return None
+        split = name.split("/")[1]
+        counts[split] = counts.get(split, 0) + bucket.policies
+    return counts
+
+
+def _file_facts(bucket: SortedBucket) -> FileFacts:
+    return FileFacts(bucket.rows, bucket.bytes, bucket.sha256)
 
 
 class _ThreadMonitor:
@@ -285,7 +370,8 @@ class _Bookkeeping:
         """Record a finished bucket."""
         self.ledger.finish_buffered(written.name, written.facts.to_json())
         self.advance(written.name, written.facts.rows)
-        self.log.work(written.name, written.facts.rows, written.seconds, written.peak)
+        if written.seconds is not None:
+            self.log.work(written.name, written.facts.rows, written.seconds, written.peak)
 
 
 class _Phases:
@@ -307,16 +393,19 @@ class _Phases:
             targets=prepared.selection.targets,
             layout=self.layout,
             limits=prepared.limits,
-            placement=prepared.placement,
             retry=run.retry,
+            shares_runs=run.machines.separate,
+            plan=prepared.ledger_plan,
         )
+        self.records = run.records / os.urandom(8).hex()
+        """Folder for the records of this run, which are never those of tasks of a killed run."""
 
-    def write(self) -> dict[str, FileFacts]:
-        """Write all missing runs and buckets, and return the size, rows and digest of each bucket."""
+    def write(self) -> dict[str, SortedBucket]:
+        """Write all missing runs and buckets, and return the facts of each bucket."""
         self._scatter()
         self._sort()
         names = [bucket.name for job in self.layout.jobs for bucket in job.buckets]
-        return {name: FileFacts(**self.ledger[name]) for name in names}
+        return {name: SortedBucket(**self.ledger[name]) for name in names}
 
     def _run_remotely(
         self, function: Callable[..., TaskReport], tasks: Iterator[tuple[Any, ...]]
@@ -324,7 +413,10 @@ class _Phases:
         """Run tasks in separate processes, and yield each report after its lines are logged."""
         threads = self.prepared.limits.threads
         memory = self.run.options.memory // threads
-        for _, report in self.run.engine.run(function, tasks, workers=threads, memory=memory):
+        results = self.run.engine.run(
+            partial(function, self.tasks), tasks, workers=threads, memory=memory, copies=True
+        )
+        for _, report in results:
             for line in report.lines:
                 self.bookkeeping.log.line(line)
             yield report
@@ -333,72 +425,100 @@ class _Phases:
 
     def _scatter(self) -> None:
         """Write the missing runs."""
-        todo = [slice_ for slice_ in self.layout.slices if not self._is_scattered(slice_)]
+        sizes = storage_of(self.run.runs).files()
+        todo = [slice_ for slice_ in self.layout.slices if not self._is_scattered(slice_, sizes)]
         self.run.progress.begin("scatter", self.layout.positions, "positions")
         remaining = sum(slice_.stop - slice_.start for slice_ in todo)
         self.run.progress.advance(self.layout.positions - remaining)
+        placement = self.prepared.placement
+        tasks = ((slice_, placement.slice_sql(slice_.start, slice_.stop)) for slice_ in todo)
         try:
             if self.run.machines.separate:
-                for report in self._run_remotely(scatter_slice, ((self.tasks, slice_) for slice_ in todo)):
+                for report in self._run_remotely(scatter_slice, tasks):
                     assert report.slice_ is not None
                     self.bookkeeping.finish_slice(report.slice_, report.sizes)
             else:
-                self._scatter_in_threads(todo)
+                self._scatter_in_threads(tasks)
         finally:
             self.ledger.save()
 
-    def _scatter_in_threads(self, todo: list[Slice]) -> None:
+    def _scatter_in_threads(self, tasks: Iterator[tuple[Slice, str]]) -> None:
         threads = ThreadPool(self.prepared.limits.threads)
         monitor = _ThreadMonitor(threads, self.bookkeeping)
 
-        def scatter(slice_: Slice) -> None:
-            sizes = self.tasks.scatter(slice_, monitor)
-            threads.call_in_caller(self.bookkeeping.finish_slice, slice_, sizes)
+        def scatter(task: tuple[Slice, str]) -> None:
+            sizes = self.tasks.scatter(*task, monitor)
+            threads.call_in_caller(self.bookkeeping.finish_slice, task[0], sizes)
 
-        threads.run(todo, scatter)
+        threads.run(tasks, scatter)
 
-    def _runs(self, slice_: Slice) -> Iterator[tuple[AnyPath, int]]:
-        """Yield the path and size of each run of a finished slice."""
+    def _runs(self, slice_: Slice) -> Iterator[tuple[str, int]]:
+        """Yield the name and size of each run of a finished slice."""
         for number, size in enumerate(self.ledger[slice_.name]["bytes"]):
-            yield self.run.runs / slice_.run_name(number), size
+            yield slice_.run_name(number), size
 
-    def _is_scattered(self, slice_: Slice) -> bool:
+    def _is_scattered(self, slice_: Slice, sizes: dict[str, int]) -> bool:
+        """Return whether a slice is finished and its runs are among the files with these sizes."""
         return slice_.name in self.ledger and all(
-            storage_of(path).size() == size for path, size in self._runs(slice_)
+            sizes.get(name) == size for name, size in self._runs(slice_)
         )
 
     # --- phase 2 --------------------------------------------------------------------------------------
 
     def _sort(self) -> None:
         """Write the missing buckets."""
-        runs = RunIndex([path for slice_ in self.layout.slices for path, _ in self._runs(slice_)])
         jobs = self.layout.jobs
         done = self._finished([bucket.name for job in jobs for bucket in job.buckets])
         todo = [job for job in jobs if not all(bucket.name in done for bucket in job.buckets)]
-        self.run.store.keep_only("shuffled", frozenset(done))  # a copy, because ``done`` grows
+        self.run.store.keep_only("shuffled", done)
         self.run.progress.begin("sort", sum(self.prepared.selection.rows.values()), "positions")
         self.run.progress.advance(sum(self.ledger[name]["rows"] for name in done))
+        names = (name for slice_ in self.layout.slices for name, _ in self._runs(slice_))
         try:
-            if self.run.machines.separate:
-                self._sort_remotely(runs, todo, done)
-            else:
-                threads = ThreadPool(self.prepared.limits.threads)
-                monitor = _ThreadMonitor(threads, self.bookkeeping)
-                threads.run(todo, lambda job: self.tasks.sort(runs, job, done, monitor))
+            with closing(MergedRunIndex((self.run.runs / name for name in names), self.run.spill)) as runs:
+                tasks = (
+                    (
+                        runs.only(range(jobs[0].units.start, jobs[-1].units.stop)),
+                        jobs,
+                        done.intersection(bucket.name for job in jobs for bucket in job.buckets),
+                    )
+                    for jobs in group_jobs(todo, self._jobs_per_group(len(todo)))
+                )
+                if self.run.machines.separate:
+                    self._sort_remotely(tasks)
+                else:
+                    self._sort_in_threads(tasks)
         finally:
             self.ledger.save()
 
-    def _sort_remotely(self, runs: RunIndex, todo: list[Job], done: set[str]) -> None:
-        tasks = (
-            (self.tasks, runs.only(job.units), job, done.intersection(b.name for b in job.buckets))
-            for job in todo
-        )
-        for report in self._run_remotely(sort_job, tasks):
+    def _jobs_per_group(self, jobs: int) -> int:
+        """Return the number of jobs that are sorted in one task."""
+        if storage_of(self.run.runs).local is not None:
+            return 1
+        sizes = [size for slice_ in self.layout.slices for _, size in self._runs(slice_)]
+        job_bytes = sum(sizes) / len(self.layout.jobs)
+        if not job_bytes:
+            return 1
+        threads = self.prepared.limits.threads * self.prepared.machines
+        return jobs_per_group(jobs, len(sizes), job_bytes, threads)
+
+    def _sort_in_threads(self, tasks: Iterator[_SortTask]) -> None:
+        threads = ThreadPool(self.prepared.limits.threads)
+        monitor = _ThreadMonitor(threads, self.bookkeeping)
+        threads.run(tasks, lambda task: self.tasks.sort(*task, monitor))
+
+    def _sort_remotely(self, tasks: Iterator[_SortTask]) -> None:
+        arguments = ((*task, self._record_of(task[1])) for task in tasks)
+        for report in self._run_remotely(sort_jobs, arguments):
             for written in report.written:
                 self.bookkeeping.finish(written)
 
+    def _record_of(self, jobs: list[Job]) -> AnyPath | None:
+        """Return the path of the record of a task; None if the task has a single job."""
+        return self.records / f"{jobs[0].units.start}{_RECORD_SUFFIX}" if len(jobs) > 1 else None
+
     def _finished(self, names: list[str]) -> set[str]:
         """Return the finished buckets. Those of an earlier run are included only if their digests match."""
-        done = {name: FileFacts(**self.ledger[name]) for name in names if name in self.ledger}
+        done = {name: _file_facts(SortedBucket(**self.ledger[name])) for name in names if name in self.ledger}
         unchecked = {name: facts for name, facts in done.items() if name not in self.run.intact}
         return done.keys() - find_damage(self.run.store, unchecked, engine=self.run.engine).keys()

@@ -7,11 +7,13 @@ order of work do not affect it. DuckDB selects the rows and their destinations; 
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from pathlib import Path
@@ -25,11 +27,12 @@ from hexdata.errors import StoreError
 from hexdata.order import sort_key
 from hexdata.retry import RetryPolicy
 from hexdata.schema import positions_schema
-from hexdata.selection import Placement
 from hexdata.shards.position_check import find_bad_position
 from hexdata.shuffle.layout import Bucket, Job, ShuffleLayout, Slice, ThreadLimits, sort_cost
-from hexdata.shuffle.log import peak_resident_bytes
 from hexdata.shuffle.runs import (
+    PARALLEL_READS,
+    RANGE_BYTES,
+    RunCopy,
     RunIndex,
     RunPiece,
     as_run,
@@ -39,13 +42,24 @@ from hexdata.shuffle.runs import (
     run_schema,
     write_run,
 )
-from hexdata.storage import AnyPath
+from hexdata.storage import AnyPath, is_disk_full, storage_of
 from hexdata.store.arrow_memory import release_memory
 from hexdata.store.files import FileFacts
+from hexdata.store.ledger import Ledger
 from hexdata.store.parquet import ROW_GROUP_ROWS, write_parquet
 from hexdata.store.session import Interrupts, duckdb_session
+from hexdata.strict_json import Count
+from hexdata.system import peak_resident_bytes
 
-__all__ = ["ShuffleTasks", "TaskMonitor", "TaskReport", "WrittenBucket", "scatter_slice", "sort_job"]
+__all__ = [
+    "ShuffleTasks",
+    "SortedBucket",
+    "TaskMonitor",
+    "TaskReport",
+    "WrittenBucket",
+    "scatter_slice",
+    "sort_jobs",
+]
 
 SAMPLED_KEYS: Final = 1 << 17
 """Maximum number of keys sampled to split a unit: enough for parts of equal size within a few percent."""
@@ -54,9 +68,22 @@ MORE_PARTS: Final = 1.25
 BATCH_ROWS: Final = 1 << 14
 """Maximum rows per batch from DuckDB. It is small so that even batches of wide rows take little memory."""
 
+COPY_SHARE: Final = 0.5
+"""Maximum fraction of the free disk that a copy of runs may take."""
+
 Rows = Iterator[pa.Table]
 UInt64Array = npt.NDArray[np.uint64]
 UnitNumbers = npt.NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True)
+class SortedBucket(FileFacts):
+    """Rows, size and digest of a bucket, and the number of its rows that have a policy.
+
+    This number is None if an earlier release or an earlier shuffle wrote the bucket.
+    """
+
+    policies: Count | None = None
 
 
 class WrittenBucket(NamedTuple):
@@ -64,14 +91,14 @@ class WrittenBucket(NamedTuple):
 
     Attributes:
         name: Path relative to the store.
-        facts: Rows, size and digest of the file.
-        seconds: Time taken to sort and write it.
+        facts: Facts of the file.
+        seconds: Time taken to sort and write it; None if an earlier attempt of the task has written it.
         peak: Peak resident memory of the process so far, in bytes.
     """
 
     name: str
-    facts: FileFacts
-    seconds: float
+    facts: SortedBucket
+    seconds: float | None
     peak: int
 
 
@@ -105,14 +132,17 @@ class ShuffleTasks:
     Attributes:
         store: Path or address of the store.
         folder: Folder or address in which runs are written.
-        spill: Folder for data that does not fit in memory; None for the system's temporary folder.
+        spill: Folder for copies of runs and data that does not fit in memory; None for the system's temporary
+            folder.
         key: Key of ``sort_key``.
         board_size: Cells along an edge.
         targets: Optional columns of the shuffled positions.
         layout: Slices and units.
         limits: Limits of one thread.
-        placement: Selected rows and their destinations.
         retry: How to retry after temporary disk errors.
+        shares_runs: Whether machines share the runs, so that each read waits for a file system or an object
+            store on the network (default: False).
+        plan: Plan of the shuffle's ledger, as a JSON value (default: None).
     """
 
     store: AnyPath
@@ -123,8 +153,9 @@ class ShuffleTasks:
     targets: tuple[str, ...]
     layout: ShuffleLayout
     limits: ThreadLimits
-    placement: Placement
     retry: RetryPolicy
+    shares_runs: bool = False
+    plan: object = None
 
     @property
     def _schema(self) -> pa.Schema:
@@ -141,8 +172,14 @@ class ShuffleTasks:
 
     # --- phase 1 --------------------------------------------------------------------------------------
 
-    def scatter(self, slice_: Slice, monitor: TaskMonitor) -> list[int]:
-        """Phase 1: write a slice as runs, one per chunk, and return the size of each run in bytes."""
+    def scatter(self, slice_: Slice, query: str, monitor: TaskMonitor) -> list[int]:
+        """Phase 1: write a slice as runs, one per chunk, and return the size of each run in bytes.
+
+        Args:
+            slice_: Range of position ids.
+            query: Query for the slice's rows and their destinations, from ``Placement.slice_sql``.
+            monitor: Receives the progress.
+        """
         sizes: list[int] = []
 
         def attempt() -> None:
@@ -153,8 +190,8 @@ class ShuffleTasks:
                 spill=self.spill,
                 interrupts=monitor.interrupts,
                 store=self.store,
+                build_right=True,  # the tables that are joined are on the right, restricted to few games
             ) as con:
-                query = self.placement.rows_sql(slice_.start, slice_.stop)
                 reader = con.sql(query).to_arrow_reader(min(self.limits.chunk_rows, BATCH_ROWS))
                 for number, batches in enumerate(self._chunks(reader)):
                     sizes.append(self._scatter_rows(batches, self.folder / slice_.run_name(number)))
@@ -187,35 +224,80 @@ class ShuffleTasks:
 
     # --- phase 2 --------------------------------------------------------------------------------------
 
-    def sort(self, runs: RunIndex, job: Job, done: set[str], monitor: TaskMonitor) -> None:
-        """Phase 2: write the buckets of a job that are not in ``done``, and add each of them to ``done``.
+    def sort(self, runs: RunIndex, jobs: Sequence[Job], done: set[str], monitor: TaskMonitor) -> None:
+        """Phase 2: write the buckets of jobs that are not in ``done``, and add each of them to ``done``.
 
         Args:
-            runs: All runs of the shuffle, or those of the job's units.
-            job: Buckets and their units.
+            runs: Runs with the units of the jobs.
+            jobs: Buckets and their units, which are consecutive.
             done: Names of the buckets that are already written.
             monitor: Receives the progress.
 
         Raises:
             StoreError: A run is missing or damaged.
         """
+        todo = [job for job in jobs if not all(bucket.name in done for bucket in job.buckets)]
+        if not todo:
+            return
+        units = range(todo[0].units.start, todo[-1].units.stop)
+        with self._copied(runs.only(units), len(units), todo[0].buckets[0].name, monitor) as pieces:
+            for job in todo:
+                self._sort_job(pieces, job, done, monitor)
 
+    @contextmanager
+    def _copied(
+        self, runs: RunIndex, units: int, name: str, monitor: TaskMonitor
+    ) -> Iterator[RunIndex | RunCopy]:
+        """Copy the pieces of several units from an object store to this machine, unless they are large.
+
+        If the disk is too full, the runs themselves are yielded.
+        """
+        if storage_of(self.folder).local is not None or units == 1:
+            yield runs
+            return
+        spans = [stop - start for _, start, stop in runs.spans()]
+        free = storage_of(self.spill or Path(tempfile.gettempdir())).free_space() or 0
+        copies: list[RunCopy] = []
+
+        def attempt() -> None:
+            copies.append(RunCopy(runs, self.spill, PARALLEL_READS, monitor.check))
+
+        if sum(spans) < len(spans) * units * RANGE_BYTES:
+            try:
+                if sum(spans) > free * COPY_SHARE:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._run(name, attempt, monitor)
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+                monitor.log(
+                    f"{name}: {sum(spans):,} bytes of pieces are not copied: {error}; {free:,} bytes free"
+                )
+        try:
+            yield copies[0] if copies else runs
+        finally:
+            for copy in copies:
+                copy.close()
+
+    def _sort_job(self, runs: RunIndex | RunCopy, job: Job, done: set[str], monitor: TaskMonitor) -> None:
         def attempt() -> None:
             begin = time.perf_counter()
             for bucket, rows in self._sorted_buckets(runs, job, monitor):
                 if bucket.name in done:
                     continue
                 path, schema = self.store / bucket.name, self._schema
-                facts = write_parquet(path, schema, _monitored(bucket, rows, monitor), replace=False)
+                counted = _CountedRows(bucket, rows, monitor)
+                facts = write_parquet(path, schema, counted, replace=False)
                 seconds = time.perf_counter() - begin
-                monitor.finish(WrittenBucket(bucket.name, facts, seconds, peak_resident_bytes()))
+                bucket_facts = SortedBucket(facts.rows, facts.bytes, facts.sha256, counted.policies)
+                monitor.finish(WrittenBucket(bucket.name, bucket_facts, seconds, peak_resident_bytes()))
                 done.add(bucket.name)
                 begin = time.perf_counter()
 
         self._run(job.buckets[0].name, attempt, monitor)
 
     def _sorted_buckets(
-        self, runs: RunIndex, job: Job, monitor: TaskMonitor
+        self, runs: RunIndex | RunCopy, job: Job, monitor: TaskMonitor
     ) -> Iterator[tuple[Bucket, Rows]]:
         """Yield each bucket of a job with its sorted rows, to be read before the next bucket is requested."""
         units = [self._sort_unit(runs.pieces(unit), job.buckets, monitor) for unit in job.units]
@@ -275,9 +357,15 @@ class ShuffleTasks:
             yield bucket, _take(table, order[start:stop], schema)
 
     def _read(self, pieces: list[RunPiece], monitor: TaskMonitor) -> Iterator[pa.RecordBatch]:
-        for batch in read_pieces(pieces, self._run_schema):
-            monitor.check()
-            yield batch
+        with closing(read_pieces(pieces, self._run_schema, parallel=self._parallel(pieces))) as batches:
+            for batch in batches:
+                monitor.check()
+                yield batch
+
+    def _parallel(self, pieces: list[RunPiece]) -> int:
+        """Return how many pieces to read at a time: one if they are on this machine's disk."""
+        is_shared = self.shares_runs and pieces and pieces[0].path.parent == self.folder
+        return PARALLEL_READS if is_shared and pieces[0].copy is None else 1
 
     def _keys(self, rows: pa.Table) -> UInt64Array:
         return sort_key(rows.column("position_id").to_numpy(), self.key)
@@ -285,7 +373,7 @@ class ShuffleTasks:
     def _part_bounds(self, pieces: list[RunPiece], rows: int, size: int) -> UInt64Array:
         """Return the keys at which to split a unit, estimated from a sample of its keys."""
         step = -(-rows // SAMPLED_KEYS)
-        columns = read_column(pieces, self._run_schema, "position_id")
+        columns = read_column(pieces, self._run_schema, "position_id", parallel=self._parallel(pieces))
         ids = np.concatenate([ids.to_numpy()[::step] for ids in columns])
         keys = np.sort(sort_key(ids, self.key))
         excess = max(rows / self.limits.sort_rows, sort_cost(rows, size) / self.limits.sort_bytes)
@@ -305,7 +393,7 @@ class ShuffleTasks:
                 rows = join_columns(batches, self._run_schema)
                 paths.append(Path(folder, f"run-{len(paths):06d}.arrow"))
                 write_run(paths[-1], rows, unit_of(rows))
-            yield RunIndex(paths)
+            yield RunIndex.read(paths)
 
 
 def _check_positions(rows: pa.Table) -> None:
@@ -331,13 +419,22 @@ def _take(table: pa.Table, order: npt.NDArray[np.int64], schema: pa.Schema) -> R
         yield table.take(pa.array(order[start : start + ROW_GROUP_ROWS])).cast(schema)
 
 
-def _monitored(bucket: Bucket, rows: Rows, monitor: TaskMonitor) -> Rows:
-    """Yield the rows of a bucket, and report how many have been yielded."""
-    count = 0
-    for table in rows:
-        yield table
-        count += table.num_rows
-        monitor.advance(bucket, count)
+@dataclass
+class _CountedRows:
+    """The rows of a bucket, which reports how many have been read and counts those with a policy."""
+
+    bucket: Bucket
+    rows: Rows
+    monitor: TaskMonitor
+    policies: int = 0
+
+    def __iter__(self) -> Rows:
+        count = 0
+        for table in self.rows:
+            yield table
+            count += table.num_rows
+            self.policies += table.num_rows - table.column("policy").null_count
+            self.monitor.advance(self.bucket, count)
 
 
 @dataclass
@@ -380,15 +477,45 @@ class TaskReport:
         self.written.append(written)
 
 
-def scatter_slice(tasks: ShuffleTasks, slice_: Slice) -> TaskReport:
+def scatter_slice(tasks: ShuffleTasks, slice_: Slice, query: str) -> TaskReport:
     """Run :meth:`ShuffleTasks.scatter` in a separate process and return its report."""
     report = TaskReport(slice_)
-    report.sizes = tasks.scatter(slice_, report)
+    report.sizes = tasks.scatter(slice_, query, report)
     return report
 
 
-def sort_job(tasks: ShuffleTasks, runs: RunIndex, job: Job, done: set[str]) -> TaskReport:
-    """Run :meth:`ShuffleTasks.sort` in a separate process and return its report."""
-    report = TaskReport()
-    tasks.sort(runs, job, done, report)
-    return report
+@dataclass
+class _RecordingReport(TaskReport):
+    """A report that also records each published bucket in a file."""
+
+    ledger: Ledger | None = None
+
+    def finish(self, written: WrittenBucket) -> None:
+        """Add a published bucket and record it."""
+        super().finish(written)
+        if self.ledger is not None:
+            self.ledger.finish(written.name, written.facts.to_json())
+
+
+def sort_jobs(
+    tasks: ShuffleTasks, runs: RunIndex, jobs: list[Job], done: set[str], record: AnyPath | None
+) -> TaskReport:
+    """Run :meth:`ShuffleTasks.sort` in a separate process and return its report.
+
+    Args:
+        tasks: Tasks of the shuffle.
+        runs: Runs with the units of the jobs.
+        jobs: Buckets and their units.
+        done: Names of the buckets that are already written.
+        record: Ledger of the buckets that this task writes, which are not written again if it is repeated;
+            None for no record.
+    """
+    ledger = None if record is None else Ledger(record, "shuffle", tasks.plan, SortedBucket)
+    report = _RecordingReport(ledger=ledger)
+    for name in (bucket.name for job in jobs for bucket in job.buckets):
+        if ledger is not None and name in ledger and name not in done:
+            report.log(f"{name}: written by an earlier attempt")
+            report.written.append(WrittenBucket(name, SortedBucket(**ledger[name]), None, 0))
+            done.add(name)
+    tasks.sort(runs, jobs, done, report)
+    return TaskReport(lines=report.lines, written=report.written)

@@ -7,8 +7,7 @@ exception in any thread, including Ctrl-C, stops all workers before it is raised
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -37,6 +36,7 @@ class ThreadPool:
         self.interrupts = Interrupts()
         """Interrupts the DuckDB sessions that the workers open."""
         self._stopped = threading.Event()
+        self._taking = threading.Lock()
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
 
     def call_in_caller(self, function: Callable[..., object], *args: Any) -> None:
@@ -61,13 +61,14 @@ class ThreadPool:
     def run(self, tasks: Iterable[Task], function: Callable[[Task], None]) -> None:
         """Call ``function`` on each task in the threads, and return when all tasks are done.
 
+        A worker takes the next task when it is free, and only one worker at a time uses the iterator.
         An exception in a task or in the calling thread interrupts the running queries and stops each worker
         at its next check. It is raised here after all workers have stopped.
         """
-        todo = deque(tasks)
+        todo = iter(tasks)
         workers = [
             threading.Thread(target=self._run_worker, args=(todo, function), name=f"worker {number}")
-            for number in range(min(self.threads, len(todo)))
+            for number in range(self.threads)
         ]
         try:
             for worker in workers:
@@ -83,14 +84,15 @@ class ThreadPool:
             self._stopped.set()
             self._wait_for(workers)
 
-    def _run_worker(self, todo: deque[Task], function: Callable[[Task], None]) -> None:
+    def _run_worker(self, todo: Iterator[Task], function: Callable[[Task], None]) -> None:
         try:
-            while todo:
-                try:
-                    task = todo.popleft()
-                except IndexError:  # another worker has taken the last task
-                    break
-                self.check()
+            while True:
+                with self._taking:
+                    self.check()
+                    try:
+                        task = next(todo)
+                    except StopIteration:
+                        break
                 function(task)
         except StoppedError:
             pass

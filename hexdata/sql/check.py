@@ -6,6 +6,7 @@ from typing import Final
 
 from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.sql.views import DAMAGED, VIEWS
+from hexdata.store.integrity import BUCKETS_REMOVED
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 from hexdata.store.sql_tree import SyntaxNode, parse_sql, quote_sql, syntax_nodes
 
@@ -98,6 +99,9 @@ def query_error(message: str, root: str | None = None) -> HexdataError:
             found=message,
             expected=", ".join(VIEWS),
         )
+    if BUCKETS_REMOVED in message:
+        _, _, hint = message.partition(f"{BUCKETS_REMOVED}. ")
+        return StoreError(BUCKETS_REMOVED, hint=hint.partition("\n")[0])
     if DAMAGED in message or (root is not None and root in message):
         hint = "Run `hexdata verify` to find the damaged files."
         return StoreError("a file of the store cannot be read", found=message.strip(), hint=hint)

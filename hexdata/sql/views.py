@@ -20,6 +20,7 @@ from hexdata.schema import (
 )
 from hexdata.store import Store
 from hexdata.store.columns import ViewColumn, select_sql, view_columns
+from hexdata.store.integrity import BUCKETS_REMOVED, stage_command
 from hexdata.store.session import DuckDBPyConnection, quote
 
 __all__ = ["DAMAGED", "MACROS", "VIEWS", "create_catalog"]
@@ -101,6 +102,9 @@ def _shuffled(store: Store, columns: dict[str, ViewColumn], root: str) -> str:
     added = {"split": "VARCHAR", "bucket": "INTEGER", "rank": "BIGINT"}
     by_split = {split: store.manifest.files_in(f"shuffled/{split}") for split in SPLITS}
     files = [name for listed in by_split.values() for name in listed]
+    if store.manifest.removed_buckets:
+        command = stage_command("shuffle", store.manifest.stages["shuffle"], "STORE")
+        return _failing(f"{BUCKETS_REMOVED}. Run `{command}` to make them again.", added | types)
     if not files:
         return _empty(added | types)
     if missing := next(store.missing("shuffled"), None):
@@ -163,11 +167,13 @@ def _empty(columns: dict[str, str]) -> str:
 
 
 def _damaged(missing: str, columns: dict[str, str]) -> str:
-    """Return a query with these columns that always fails when it is executed, but not before.
+    """Return a failing query whose error names the file that is missing or has another size."""
+    return _failing(f"{DAMAGED}: {missing}", columns)
 
-    The error names the file that is missing or has another size.
-    """
-    fails = f"error({quote(f'{DAMAGED}: {missing}')})"
+
+def _failing(message: str, columns: dict[str, str]) -> str:
+    """Return a query with these columns that always fails when it is executed, but not before."""
+    fails = f"error({quote(message)})"
     columns_sql = ", ".join(f'{fails}::{kind} AS "{column}"' for column, kind in columns.items())
     return f"SELECT {columns_sql} WHERE {fails} IS NULL"
 

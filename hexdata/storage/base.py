@@ -238,6 +238,21 @@ class Storage(ABC):
             StoreError: The local file is a link or no regular file.
         """
 
+    @abstractmethod
+    def extend(self, data: bytes, size: int) -> bool:
+        """Replace everything after the first ``size`` bytes of a file by ``data``, and sync it.
+
+        If the process is killed, any part of ``data`` may have been written.
+
+        Args:
+            data: Bytes to append.
+            size: Number of valid bytes.
+
+        Returns:
+            False if nothing was written, because the file is shorter, has more than one hard link or is an
+            object.
+        """
+
     # --- locking --------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -144,9 +144,26 @@ class LocalStorage(Storage):
 
     def append(self, line: bytes, *, max_bytes: int) -> None:  # noqa: ARG002
         """Append a line to a small log file with a single write. ``max_bytes`` has no effect."""
-        self.path.parent.mkdir(exist_ok=True)
+        if not self.path.parent.is_dir():
+            self.path.parent.mkdir(exist_ok=True)
         with open_in_place(self.path) as file, add_path_to_error(self.path):
             file.write(line)
+
+    def extend(self, data: bytes, size: int) -> bool:
+        """Replace everything after the first ``size`` bytes of a file by ``data``, and sync it."""
+        try:
+            status = self.path.lstat()
+        except FileNotFoundError:
+            return False
+        if status.st_size < size or status.st_nlink > 1:
+            return False
+        with open_in_place(self.path) as file, add_path_to_error(self.path):
+            file.truncate(size)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        return True
 
     @contextmanager
     def lock(self, stage: str, folders: Iterable[str], *, shares_work: bool) -> Iterator[HeldLock]:  # noqa: ARG002

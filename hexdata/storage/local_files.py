@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
 
+from hexdata import system
 from hexdata.errors import StoreError
 from hexdata.storage.errors import add_path_to_error
 
@@ -38,12 +39,8 @@ def make_folder(folder: Path) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Sync ``folder`` so that a new name in it survives a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with add_path_to_error(folder):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with add_path_to_error(folder):
+        system.sync_folder(folder)
 
 
 def open_in_place(path: Path) -> io.FileIO:
@@ -52,7 +49,7 @@ def open_in_place(path: Path) -> io.FileIO:
     Raises:
         StoreError: The path is a symbolic link, has more than one hard link or is not a regular file.
     """
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | system.OPEN_IN_PLACE
     try:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
@@ -60,7 +57,7 @@ def open_in_place(path: Path) -> io.FileIO:
             raise
         raise _linked_file_error(path) from error
     info = os.fstat(descriptor)
-    if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
+    if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1 or path.is_symlink():
         os.close(descriptor)
         raise _linked_file_error(path)
     return os.fdopen(descriptor, "ab+", buffering=0)

@@ -6,7 +6,6 @@ is a lease: an object that names the writing process and must be renewed regular
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -25,6 +24,7 @@ from hexdata.storage.base import Changed, Storage
 from hexdata.storage.errors import add_path_to_error
 from hexdata.storage.local_files import open_in_place
 from hexdata.strict_json import parse_json, shortened
+from hexdata.system import OPEN_IN_PLACE, lock_file, seconds_since_boot
 
 __all__ = ["LOCK_NAME", "Lease", "find_lock_holder", "kernel_lock", "machine_id"]
 
@@ -37,10 +37,6 @@ RENEW_SECONDS: Final = 20.0
 SETTLE_SECONDS: Final = 2.0
 """Pause after which a lease is read again in a store without conditional requests."""
 _UNKNOWN_HOLDER: Final = "an unknown process"
-
-
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", None) or getattr(time, "CLOCK_MONOTONIC_RAW", None)
-"""A clock that also counts the time a machine is suspended, on Linux and on macOS."""
 
 
 @contextmanager
@@ -58,7 +54,7 @@ def kernel_lock(path: Path, store: AnyPath, stage: str) -> Iterator[None]:
     with open_in_place(path) as file:
         with add_path_to_error(path):
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(file)
             except BlockingIOError as error:
                 raise _locked_error(store, _read_holder(path)) from error
             file.truncate(0)
@@ -85,11 +81,11 @@ def find_lock_holder(path: Path) -> str | None:
     try:
         if not path.stat().st_size:  # the file is empty after the lock is released
             return None
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | OPEN_IN_PLACE)
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        lock_file(descriptor, shared=True)
     except BlockingIOError:
         return _read_holder(path)
     except OSError:
@@ -122,11 +118,6 @@ def machine_id(folder: Path) -> str:
     except FileExistsError:
         pass
     return path.read_text()
-
-
-def _seconds() -> float:
-    """Return seconds from a fixed moment, including the time that the machine is suspended."""
-    return time.monotonic() if _CLOCK is None else time.clock_gettime(_CLOCK)
 
 
 class Lease:
@@ -199,7 +190,7 @@ class Lease:
             StoreLockedError: Another process has taken it, or it was not renewed in time and may have
                 expired.
         """
-        if self._lost or _seconds() - self._renewed > LEASE_SECONDS:
+        if self._lost or seconds_since_boot() - self._renewed > LEASE_SECONDS:
             self._raise_lost()
 
     def _acquire(self) -> None:
@@ -240,7 +231,7 @@ class Lease:
 
     def _put(self) -> bytes:
         """Write the object if no other process has, and return its content."""
-        now = _seconds()
+        now = seconds_since_boot()
         self._count += 1
         state = {"work": self._work, "renewed": self._count, "token": self._token}
         data = json.dumps(self._holder | state).encode()
@@ -269,7 +260,7 @@ class Lease:
         raise StoreLockedError(
             "this process has not renewed its lock on the store in time",
             path=self._store,
-            found=f"no renewal for {_seconds() - self._renewed:.0f} s",
+            found=f"no renewal for {seconds_since_boot() - self._renewed:.0f} s",
             expected=f"at most {LEASE_SECONDS:.0f} s",
             hint="The machine was suspended, or could not reach the store. Run the command again to resume.",
         )

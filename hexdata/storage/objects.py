@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.utils
-import fcntl
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -21,6 +20,7 @@ from hexdata.storage.lock import LOCK_NAME, Lease, kernel_lock, machine_id
 from hexdata.storage.reading import PART, file_system, list_objects, object_info, open_object, speaks_s3
 from hexdata.storage.retry import is_temporary, with_retries
 from hexdata.storage.upload import abort_uploads, upload
+from hexdata.system import lock_file
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -128,14 +128,17 @@ class ObjectStorage(Storage):
         """Write a temporary local file, upload it and compare the object with it."""
         folder = cache_folder("uploads")
         folder.mkdir(parents=True, exist_ok=True)
-        with (
-            add_path_to_disk_full(folder),
-            tempfile.NamedTemporaryFile(dir=folder, prefix=f"{self.path.name}.") as opened,
-        ):
-            fcntl.flock(opened, fcntl.LOCK_EX)  # marks the file as in use by a running process
-            with HashingFile(opened.file) as file:
-                yield file
-            upload(Path(opened.name), self.path, replace=replace)
+        with add_path_to_disk_full(folder):
+            # Windows does not open a file a second time that is deleted when it is closed.
+            opened = tempfile.NamedTemporaryFile(dir=folder, prefix=f"{self.path.name}.", delete=False)  # noqa: SIM115
+            try:
+                with opened:
+                    lock_file(opened.fileno())  # marks the file as in use by a running process
+                    with HashingFile(opened.file) as file:
+                        yield file
+                    upload(Path(opened.name), self.path, replace=replace)
+            finally:
+                Path(opened.name).unlink(missing_ok=True)
 
     def put(self, data: bytes, tag: str | None) -> str | None:
         """Put a small object if the stored version still has the given tag; return the new tag.
@@ -175,6 +178,10 @@ class ObjectStorage(Storage):
         before = self.read_tail(max_bytes) if self.size() is not None else b""
         with self.publish() as file:
             file.write(before + line)
+
+    def extend(self, data: bytes, size: int) -> bool:  # noqa: ARG002
+        """Return False: an object cannot be extended."""
+        return False
 
     @contextmanager
     def lock(self, stage: str, folders: Iterable[str], *, shares_work: bool) -> Iterator[HeldLock]:  # noqa: ARG002
@@ -232,7 +239,7 @@ class ObjectStorage(Storage):
         for path in cache_folder("uploads").glob("*"):
             try:
                 with path.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock_file(file)
                     path.unlink(missing_ok=True)
             except OSError:  # still in use, or already removed
                 continue

@@ -21,16 +21,21 @@ from hexdata.store.parquet import check_table
 from hexdata.text import shell_word
 
 __all__ = [
+    "BUCKETS_REMOVED",
     "check_tables",
     "find_damage",
     "find_folder_damage",
     "rebuild_command",
     "rebuild_commands",
     "rebuild_hint",
+    "removed_buckets_error",
+    "require_buckets",
     "require_intact",
     "stage_command",
 ]
 
+BUCKETS_REMOVED: Final = "the buckets of the shuffle were removed by `hexdata export --free-buckets`"
+"""Error of whatever reads the shuffled positions after that."""
 _TABLES: Final = ("positions", "games", "sources", "rejected")
 """Folders that ``convert`` writes."""
 _ORDER: Final = (*_TABLES, "shuffled", "shards", "pickles")
@@ -148,6 +153,25 @@ def require_intact(
     raise error
 
 
+def require_buckets(store: Store) -> None:
+    """Check that the buckets of the shuffle were not removed.
+
+    Raises:
+        StoreError: ``export --free-buckets`` has removed them.
+    """
+    if store.manifest.removed_buckets:
+        raise removed_buckets_error(store)
+
+
+def removed_buckets_error(store: Store) -> StoreError:
+    """Return the error for a reader of buckets that ``export --free-buckets`` has removed."""
+    return StoreError(
+        BUCKETS_REMOVED,
+        path=store.path / "shuffled",
+        hint=f"Run `{rebuild_command(store, 'shuffled/')}` to make them again, with the same bytes.",
+    )
+
+
 def check_tables(store: Store, files: Mapping[str, FileFacts], *, engine: Engine = LOCAL) -> None:
     """Check that the Parquet files among some files of a store are of their tables.
 
@@ -173,6 +197,8 @@ def check_tables(store: Store, files: Mapping[str, FileFacts], *, engine: Engine
 def rebuild_hint(store: Store, name: str) -> str:
     """Return a sentence that says how to replace a damaged file of a store."""
     command = rebuild_command(store, name)
+    if _needs_removed_buckets(store, name):
+        command = f"{rebuild_command(store, 'shuffled/')}` and then `{command}"
     if name.partition("/")[0] in _TABLES:
         return f"Restore the file from a copy, or convert the original files into a new store: `{command}`."
     return f"Run `{command}` to write the file again."
@@ -199,7 +225,15 @@ def rebuild_command(store: Store, name: str) -> str:
 def rebuild_commands(store: Store, names: Iterable[str]) -> list[str]:
     """Return the command lines that write files of a store again, without repetition and in running order."""
     ordered = sorted(names, key=lambda name: _ORDER.index(name.partition("/")[0]))
+    if any(_needs_removed_buckets(store, name) for name in ordered):
+        ordered.insert(0, "shuffled/")
+        ordered.sort(key=lambda name: _ORDER.index(name.partition("/")[0]))
     return list(dict.fromkeys(rebuild_command(store, name) for name in ordered))
+
+
+def _needs_removed_buckets(store: Store, name: str) -> bool:
+    """Return whether a file is made from buckets that were removed."""
+    return name.startswith(("shards/", "pickles/shuffled/")) and bool(store.manifest.removed_buckets)
 
 
 def stage_command(stage: str, lineage: Mapping[str, Any], store: str) -> str:

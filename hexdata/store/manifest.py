@@ -98,6 +98,10 @@ class _ShuffleStage:
     left_out: dict[Literal["where", "dedup", "per_game", "balance_by", "merge"], Count]
     targets: _ShuffledTargets | None = None
     """Optional columns of the buckets. Not in manifests of schema version 1."""
+    policies: dict[_Split, Count] | None = None
+    """Number of positions with a policy. Not in manifests of earlier releases."""
+    removed: dict[StoreFile, FileFacts] | None = None
+    """Buckets that an export removes or has removed. They are not among the files of the manifest."""
 
 
 @dataclass(frozen=True)
@@ -256,6 +260,22 @@ class Manifest:
         """Return the files below ``folder`` (relative, such as ``"positions"``), sorted by path."""
         return {name: self.files[name] for name in sorted(self.files) if name.startswith(f"{folder}/")}
 
+    @property
+    def removed_buckets(self) -> dict[str, FileFacts]:
+        """Buckets that ``export --free-buckets`` removes or has removed, sorted by path."""
+        removed = self.stages.get("shuffle", {}).get("removed") or {}
+        return {name: FileFacts(**removed[name]) for name in sorted(removed)}
+
+    def buckets(self, split: str | None = None) -> dict[str, FileFacts]:
+        """Return the buckets of the shuffle, also those that were removed, sorted by path.
+
+        Args:
+            split: Split of the buckets; None for all (default).
+        """
+        folder = "shuffled" if split is None else f"shuffled/{split}"
+        removed = self.removed_buckets.items()
+        return self.files_in(folder) | {name: f for name, f in removed if name.startswith(f"{folder}/")}
+
     def targets_of(self, table: str) -> tuple[str, ...]:
         """Return the optional columns of "positions" or "shuffled". Buckets may be older or merged."""
         shuffled = self.stages.get("shuffle", {}).get("targets") if table == "shuffled" else None
@@ -267,10 +287,10 @@ class Manifest:
         return sum(facts.bytes for facts in self.files.values())
 
     def digest(self, *folders: str) -> str:
-        """Return the SHA-256 of the paths and digests of all files in these folders."""
-        return _digest(
-            {name: facts.sha256 for folder in folders for name, facts in self.files_in(folder).items()}
-        )
+        """Return the SHA-256 of the paths and digests of all files in these folders, also removed buckets."""
+        files = self.files | self.removed_buckets
+        folded = tuple(f"{folder}/" for folder in folders)
+        return _digest({name: facts.sha256 for name, facts in files.items() if name.startswith(folded)})
 
 
 def _digest(content: object) -> str:
@@ -310,6 +330,15 @@ def _check_stages(manifest: _ManifestFile, path: AnyPath) -> None:
                 path=path,
                 hint=_HINT,
             )
+    removed = (stages.shuffle and stages.shuffle.removed) or {}
+    if any(not name.startswith("shuffled/") for name in removed) or (
+        removed and any(name.startswith("shuffled/") for name in manifest.files)
+    ):
+        raise StoreError(
+            "the manifest lists removed buckets beside existing ones, or other files as removed",
+            path=path,
+            hint=_HINT,
+        )
     if manifest.counts.positions and manifest.board_size is None:
         raise StoreError("the manifest has positions but no board_size", path=path, hint=_HINT)
 

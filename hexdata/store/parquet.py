@@ -21,6 +21,8 @@ from hexdata.store.columns import convert_columns, stored_fields
 from hexdata.store.files import FileFacts
 
 __all__ = [
+    "ROW_GROUP_ROWS",
+    "ParquetFiles",
     "ParquetRows",
     "check_table",
     "encode_parquet",
@@ -126,9 +128,31 @@ class ParquetRows:
         cls, files: Sequence[tuple[AnyPath, int]], start: int, stop: int, version: int = SCHEMA_VERSION
     ) -> ParquetRows:
         """Return the rows ``start`` to ``stop`` (exclusive), keeping only the files that contain them."""
-        firsts = list(accumulate((count for _, count in files), initial=0))
-        begin, end = bisect_right(firsts, start) - 1, bisect_left(firsts, stop)
-        return cls(tuple(files[begin:end]), start - firsts[begin], stop - firsts[begin], version)
+        return ParquetFiles(files, version).rows(start, stop)
+
+
+class ParquetFiles:
+    """A sequence of Parquet files whose rows are found by their numbers.
+
+    Args:
+        files: Each file with its number of rows.
+        version: Schema version of the store (default: the current one).
+    """
+
+    def __init__(self, files: Sequence[tuple[AnyPath, int]], version: int = SCHEMA_VERSION) -> None:
+        self._files = tuple(files)
+        self._firsts = list(accumulate((count for _, count in files), initial=0))
+        self._version = version
+
+    def __len__(self) -> int:
+        """Return the number of rows of all files."""
+        return self._firsts[-1]
+
+    def rows(self, start: int, stop: int) -> ParquetRows:
+        """Return the rows ``start`` to ``stop`` (exclusive), with only the files that contain them."""
+        begin, end = bisect_right(self._firsts, start) - 1, bisect_left(self._firsts, stop)
+        first = self._firsts[begin]
+        return ParquetRows(self._files[begin:end], start - first, stop - first, self._version)
 
 
 def read_rows(rows: ParquetRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -89,6 +89,7 @@ def duckdb_session(
     spill: Path | None = None,
     interrupts: Interrupts | None = None,
     store: AnyPath | None = None,
+    build_right: bool = False,
 ) -> Iterator[DuckDBPyConnection]:
     """Open an in-memory DuckDB connection.
 
@@ -104,6 +105,8 @@ def duckdb_session(
             interrupts the queries of the main thread in any case.
         store: A path of the store to query. An object store is read through its file system. None if no store
             is queried (default).
+        build_right: Whether joins build their hash table from the right side, even if DuckDB estimates that
+            the left one is smaller (default: False). It does not know how many rows a filter keeps.
 
     Yields:
         The connection.
@@ -133,6 +136,8 @@ def duckdb_session(
             # refuse the setting.
             if connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
                 connection.execute("SET enable_progress_bar = false")
+            if build_right:
+                connection.execute("SET disabled_optimizers = 'build_side_probe_side'")
             with (
                 _interrupt_on_ctrl_c(connection),
                 (interrupts or Interrupts()).registered(connection),

@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hexdata.errors import ConfigError
 from hexdata.loader import Loader, Mixture
+from hexdata.system import has_ended
 from hexdata.torch.epoch_counter import COUNTER_SIZE, SharedEpochCounter, iteration_id
 from hexdata.torch.shared_condition import SharedCondition, check_length
 from hexdata.torch.tensors import TensorBatch, WorkerBatch, as_tensors
@@ -230,6 +231,6 @@ def end_with_parent() -> None:
 def _wait_for_parent(parent: BaseProcess, started_by: int) -> None:
     # Both checks are needed: a fork server outlives the parent, so the parent id of its workers stays the
     # same; forked workers hold each other's sentinel open, so the parent seems alive.
-    while parent.is_alive() and os.getppid() == started_by:
+    while parent.is_alive() and not has_ended(started_by):
         parent.join(_CHECK_INTERVAL)
     os._exit(_EXIT_STATUS)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import pyarrow as pa
@@ -15,7 +16,9 @@ from hexdata.shards.blocks import Block, block_fields, block_to_members, columns
 from hexdata.shards.format import block_samples, read_blocks_with_offsets
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.store import Store
-from hexdata.store.parquet import ParquetRows, read_rows, regroup
+from hexdata.store.parquet import ParquetFiles, read_rows, regroup
+from hexdata.verify.options import VerifyOptions
+from hexdata.verify.shuffled import open_order
 
 __all__ = ["check_shards"]
 
@@ -23,11 +26,14 @@ _STATED: Final = ("board_size", "layout", "block_size", "shard_size", "seed", "o
 """Values that both the shard manifest and the store's manifest state, besides counts and the digest."""
 
 
-def check_shards(store: Store, progress: Progress) -> str:
+def check_shards(store: Store, options: VerifyOptions, progress: Progress) -> str:
     """Check that the shards contain the shuffled positions in the same order, with equal fields.
+
+    If the buckets were removed, the positions of the store are sorted again.
 
     Args:
         store: the store to check, with the stages shuffle and export.
+        options: limits of memory and threads.
         progress: receives progress reports.
 
     Returns:
@@ -53,25 +59,61 @@ def check_shards(store: Store, progress: Progress) -> str:
             path=folder,
             found={name: value for name, value in stated.items() if lineage.get(name) != value} or stated,
         )
-    schema = positions_schema(manifest.board_size, store.manifest.targets_of("shuffled"))
     fields: set[str] = set()
     progress.begin("compare shards", export["positions"], "positions")
-    for split, shards in manifest.splits.items():
-        files = store.manifest.files_in(f"shuffled/{split}")
-        sizes = tuple(((store.path / name).resolve(), f.rows) for name, f in files.items())
-        start = 0
-        for shard in shards:
-            rows = ParquetRows(sizes, start, start + shard.positions, store.manifest.schema_version)
-            size = manifest.block_size if manifest.layout == "blocks" else 1
-            tables = regroup(read_rows(rows, schema), schema, size)
-            fields |= _compare(store, progress, shard, start // manifest.block_size, tables, manifest)
-            start += shard.positions
+    with _open_rows(store, options, manifest.board_size) as (read, schema):
+        for split, shards in manifest.splits.items():
+            rows = _RowReader(read(split))
+            start = 0
+            for shard in shards:
+                size = manifest.block_size if manifest.layout == "blocks" else 1
+                tables = regroup(rows.take(shard.positions), schema, size)
+                fields |= _compare(store, progress, shard, start // manifest.block_size, tables, manifest)
+                start += shard.positions
     with_policy = not fields.isdisjoint(("policy", "policy_row"))
     targets, version = store.manifest.targets_of("shuffled"), manifest.schema_version
     if manifest.fields != block_fields(manifest.board_size, with_policy, targets, version):
         raise VerifyError("the shard manifest lists wrong fields", path=folder, found=list(manifest.fields))
     count = sum(len(shards) for shards in manifest.splits.values())
     return f"{count:,} shards contain the shuffled positions in the same order, with equal fields"
+
+
+@contextmanager
+def _open_rows(
+    store: Store, options: VerifyOptions, board_size: int
+) -> Iterator[tuple[Callable[[str], Iterator[pa.RecordBatch]], pa.Schema]]:
+    """Yield a function that returns the shuffled rows of a split, and the schema of the rows."""
+    targets = store.manifest.targets_of("shuffled")
+    schema = positions_schema(board_size, targets)
+    if store.manifest.removed_buckets:
+        names = {*block_fields(board_size, with_policy=False, targets=targets), "policy"}
+        schema = pa.schema([field for field in schema if field.name in names])
+        with open_order(store, options, schema) as read:
+            yield read, schema
+        return
+    root = store.path.resolve()
+
+    def read_buckets(split: str) -> Iterator[pa.RecordBatch]:
+        buckets = [(root / name, facts.rows) for name, facts in store.manifest.buckets(split).items()]
+        files = ParquetFiles(buckets, store.manifest.schema_version)
+        return read_rows(files.rows(0, len(files)), schema) if buckets else iter(())
+
+    yield read_buckets, schema
+
+
+class _RowReader:
+    """Reads a stream of rows in parts of any size."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+
+    def take(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield the next rows, or fewer at the end."""
+        while rows > 0 and (batch := self._rest or next(self._batches, None)) is not None:
+            self._rest = batch.slice(rows) if batch.num_rows > rows else None
+            yield batch.slice(0, rows)
+            rows -= batch.num_rows
 
 
 def _compare(

@@ -6,7 +6,10 @@ The expected buckets are computed again from the seed, the options and the numbe
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,23 +18,28 @@ from hexdata.errors import VerifyError
 from hexdata.order import derive_key, sort_key
 from hexdata.quality import Figure, Quality
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.selection import SelectionOptions, select
+from hexdata.selection import Placement, Selection, SelectionOptions, select
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
 from hexdata.store.columns import select_sql
+from hexdata.store.integrity import BUCKETS_REMOVED
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
 
-__all__ = ["check_order", "check_quality", "check_rows"]
+__all__ = ["check_order", "check_quality", "check_rows", "open_order"]
 
 _BucketKey = tuple[str, int]
 """Split and number of a bucket."""
-_BucketDigest = tuple[int, int, int]
-"""Rows of a bucket, and the sum and the xor of the digests of its rows."""
+_BucketDigest = tuple[int, int, int, int]
+"""Rows of a bucket, the sum and the xor of the digests of its rows, and the number of rows with a policy."""
+_NO_ROWS: Final = (0, 0, 0, 0)
+_BATCH_ROWS: Final = 8_192
 
 
 def check_rows(store: Store, options: VerifyOptions) -> str:
     """Check that each bucket contains its rows, each once, with every column unchanged.
+
+    If the buckets were removed, only the numbers in the manifest are checked.
 
     The rows of each bucket are compared as a multiset, by the sum and the xor of a hash of each complete row.
     DuckDB's hash may change between versions; here, both sides are computed in the same process.
@@ -44,24 +52,27 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
     """
     lineage = store.manifest.stages["shuffle"]
     _check_bucket_names(store)
-    with (
-        tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
-        duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con,
-    ):
-        selection = select(store, _options(store), lineage["seed"], con, Path(folder))
+    removed = store.manifest.removed_buckets
+    with _placement(store, options) as (con, selection, placement):
         for name, counted in (("splits", selection.rows), ("left_out", selection.left_out)):
             if counted != lineage[name]:
                 raise VerifyError(
                     f"the manifest records wrong {name} of the shuffle", found=lineage[name], expected=counted
                 )
-        placement = selection.assign_buckets(lineage["buckets"], con, Path(folder))
         columns = positions_schema(store.manifest.board_size or 1, selection.targets)
         expected = _digests(
             con, f"SELECT split, bucket, {_digest_sql(columns)} FROM ({placement.rows_sql()})"
         )
-        found = _digests(con, _found_sql(store, columns))
+        if removed:
+            found = {
+                key: (removed[name].rows, *digest[1:])
+                for key, digest in expected.items()
+                if (name := _bucket_name(*key)) in removed
+            }
+        else:
+            found = _digests(con, _found_sql(store, columns))
     for split, bucket in sorted(expected.keys() | found.keys()):
-        digest, correct = found.get((split, bucket), (0, 0, 0)), expected.get((split, bucket), (0, 0, 0))
+        digest, correct = found.get((split, bucket), _NO_ROWS), expected.get((split, bucket), _NO_ROWS)
         if digest != correct:
             same_count = ", changed or from other buckets" if digest[0] == correct[0] else ""
             raise VerifyError(
@@ -71,8 +82,64 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
                 expected=f"{correct[0]:,} rows",
                 hint="Run `hexdata shuffle` again.",
             )
+    policies = dict.fromkeys(lineage["buckets"], 0)
+    for (split, _), (*_, count) in found.items():
+        policies[split] += count
+    if lineage.get("policies", policies) != policies:
+        raise VerifyError(
+            "the manifest records wrong policies of the shuffle",
+            found=lineage["policies"],
+            expected=policies,
+            hint="Run `hexdata shuffle` with another seed.",
+        )
     rows = sum(digest[0] for digest in found.values())
+    if removed:
+        return f"{BUCKETS_REMOVED}; their {rows:,} rows are compared with the shards"
     return f"{rows:,} rows, each exactly once, in the correct bucket, with all columns unchanged"
+
+
+@contextmanager
+def _placement(
+    store: Store, options: VerifyOptions
+) -> Iterator[tuple[DuckDBPyConnection, Selection, Placement]]:
+    """Select the positions of the shuffle again, and assign them to their buckets."""
+    lineage = store.manifest.stages["shuffle"]
+    with (
+        tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
+        duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con,
+    ):
+        selection = select(store, _options(store), lineage["seed"], con, Path(folder))
+        yield con, selection, selection.assign_buckets(lineage["buckets"], con, Path(folder))
+
+
+@contextmanager
+def open_order(
+    store: Store, options: VerifyOptions, schema: pa.Schema
+) -> Iterator[Callable[[str], Iterator[pa.RecordBatch]]]:
+    """Sort the positions of the store again, in place of buckets that were removed.
+
+    Rows that do not fit into memory are written to the system's temporary folder.
+
+    Args:
+        store: the store.
+        options: limits of memory and threads.
+        schema: columns to return.
+
+    Yields:
+        A function that returns the rows of a split in their order.
+    """
+    with _placement(store, options) as (con, _, placement):
+        names = ", ".join(f'"{name}"' for name in schema.names)
+
+        def read(split: str) -> Iterator[pa.RecordBatch]:
+            rows = con.sql(f"""
+                SELECT {names} FROM ({placement.rows_sql()})
+                WHERE split = {SPLITS.index(split)} ORDER BY bucket, sort_key
+            """)
+            for batch in rows.to_arrow_reader(_BATCH_ROWS):
+                yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+
+        yield read
 
 
 def _options(store: Store) -> SelectionOptions:
@@ -90,7 +157,7 @@ def _check_bucket_names(store: Store) -> None:
         VerifyError: a split has other buckets.
     """
     for split, count in store.manifest.stages["shuffle"]["buckets"].items():
-        names = list(store.manifest.files_in(f"shuffled/{split}"))
+        names = list(store.manifest.buckets(split))
         if names != [_bucket_name(split, number) for number in range(count)]:
             raise VerifyError(
                 f"the split {split} has other buckets than the manifest records",
@@ -111,7 +178,7 @@ def _digest_sql(columns: pa.Schema) -> str:
     names = [f'"{name}"' for name in columns.names]
     signs = [f'signbit("{field.name}")' for field in columns if pa.types.is_floating(field.type)]
     signs.append("[signbit(item.probability) FOR item IN policy]")
-    return f"hash({', '.join([*names, 'len(policy)', *signs])}) AS digest"
+    return f"hash({', '.join([*names, 'len(policy)', *signs])}) AS digest, policy IS NOT NULL AS has_policy"
 
 
 def _found_sql(store: Store, columns: pa.Schema) -> str:
@@ -132,10 +199,13 @@ def _bucket_rows_sql(store: Store, files: list[AnyPath]) -> str:
 
 def _digests(con: DuckDBPyConnection, query: str) -> dict[_BucketKey, _BucketDigest]:
     rows = con.sql(f"""
-        SELECT split, bucket, count(*), sum(digest::HUGEINT), bit_xor(digest) FROM ({query})
-        GROUP BY split, bucket
+        SELECT split, bucket, count(*), sum(digest::HUGEINT), bit_xor(digest), count_if(has_policy)
+        FROM ({query}) GROUP BY split, bucket
     """).fetchall()
-    return {(SPLITS[split], bucket): (count, int(total), xor) for split, bucket, count, total, xor in rows}
+    return {
+        (SPLITS[split], bucket): (count, int(total), xor, int(policies))
+        for split, bucket, count, total, xor, policies in rows
+    }
 
 
 def check_order(store: Store) -> str:

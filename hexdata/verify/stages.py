@@ -120,7 +120,7 @@ def _original_rows(store: Store) -> dict[str, int]:
 def _shuffled_rows(store: Store) -> dict[str, int]:
     expected = {}
     for split in SPLITS:
-        for number, facts in enumerate(store.manifest.files_in(f"shuffled/{split}").values()):
+        for number, facts in enumerate(store.manifest.buckets(split).values()):
             expected[f"pickles/shuffled/{split}/shuffled_{number:04d}{PICKLE_SUFFIX}"] = facts.rows
     return expected
 

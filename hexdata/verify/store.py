@@ -20,7 +20,7 @@ from hexdata.quality import Quality, measure_quality
 from hexdata.storage import AnyPath, client_memory, is_fault, storage_of
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_temporary_disk_full
-from hexdata.store.integrity import find_damage, rebuild_commands
+from hexdata.store.integrity import BUCKETS_REMOVED, find_damage, rebuild_commands
 from hexdata.store.manifest import Manifest
 from hexdata.verify.options import VerifyOptions
 from hexdata.verify.shards import check_shards
@@ -145,7 +145,7 @@ class _Verification:
     def __init__(self, store: Store, options: VerifyOptions, progress: Progress, engine: Engine) -> None:
         self.store = store
         self.options = options
-        self.progress = progress
+        self.progress = engine.monitored(progress)
         self.engine = engine
         self.result = VerifyResult()
 
@@ -167,11 +167,12 @@ class _Verification:
         if shuffled:
             self.progress.begin("compare rows", None, "positions")
             self._check("shuffled rows", partial(check_rows, store, self.options))
-            self._check("shuffled order", partial(check_order, store))
+            if not store.manifest.removed_buckets:  # otherwise the shards are compared with the order
+                self._check("shuffled order", partial(check_order, store))
             self.progress.begin("measure", None, "positions")
             self._check("shuffle quality", self._quality)
         if self._stage("export") and shuffled:  # shards are compared with the shuffled positions
-            self._check("shards", partial(check_shards, store, self.progress))
+            self._check("shards", partial(check_shards, store, self.options, self.progress))
         for stage in ("pickles-original", "pickles-shuffled"):
             if stage in store.manifest.stages:  # not listed as skipped, because these stages are optional
                 self._stage(stage)
@@ -193,6 +194,8 @@ class _Verification:
 
     def _quality(self) -> str:
         path = self.store.path
+        if self.store.manifest.removed_buckets:
+            return f"not measured: {BUCKETS_REMOVED}"
         self.result.quality = measure_quality(path, **self.options.session(path)._asdict())
         return check_quality(self.result.quality)
 

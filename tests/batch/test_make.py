@@ -22,6 +22,7 @@ from hexdata.fill import boards_to_fill
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes
 from hexdata.shards.blocks import block_fields, fields_of_members
+from tests.pairs import every_pair
 
 Arrays = dict[str, np.ndarray]
 SEED, EPOCH = 11, 4
@@ -189,9 +190,11 @@ def test_batches_equal_the_reference(
     assert_equal(made(block, options, n), plain_batch(block, options, n))
 
 
-@pytest.mark.parametrize("n", [3, 4, 5, 8, 11, 13, 26, 32])
-@pytest.mark.parametrize("board", ["float32", "float16", "uint8", "packed"])
-@pytest.mark.parametrize("symmetry", [False, True])
+@every_pair(
+    n=[3, 4, 5, 8, 11, 13, 26, 32],
+    board=["float32", "float16", "uint8", "packed"],
+    symmetry=[False, True],
+)
 def test_a_whole_batch_of_every_form(n: int, board: Any, symmetry: bool) -> None:
     block = block_of(n, 30, 1, dense=True)
     options = BatchOptions(FIELDS, planes=3, board=board, tier_probability=TIERS, symmetry=symmetry)

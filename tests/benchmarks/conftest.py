@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -27,6 +24,8 @@ from hexdata.demo.games import make_games
 from hexdata.formats import open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.formats.trmph import write_trmph
+from tests.benchmarks.watched import Watched
+from tests.benchmarks.watched import watch as watch_command
 
 N = 13
 POSITIONS = int(os.environ.get("HEXDATA_BENCH_POSITIONS", 2_000_000))
@@ -34,7 +33,6 @@ POSITIONS = int(os.environ.get("HEXDATA_BENCH_POSITIONS", 2_000_000))
 POSITIONS_PER_GAME = 68
 GAMES_PER_FILE = 4_000
 MEMORY = 1_000_000_000
-SAMPLE_SECONDS = 0.02
 ROUNDS = 3
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -105,15 +103,6 @@ def versus(benchmark: Any, report: Report) -> Versus:
     return compare
 
 
-@dataclass(frozen=True)
-class Watched:
-    """A process that has ended, with its children: time, peak resident memory and bytes written to files."""
-
-    seconds: float
-    peak: int
-    written: int
-
-
 @pytest.fixture(scope="session")
 def watch() -> Watch:
     """Return ``watch(*arguments)``: runs Python with these, returns its time, memory and bytes written."""
@@ -121,42 +110,7 @@ def watch() -> Watch:
 
 
 def _watch(*arguments: str | Path) -> Watched:
-    """Sum the resident memory of a process and its children again and again.
-
-    Pages that processes share are counted in each, so the peak is an upper bound.
-    """
-    start, before = time.perf_counter(), _written_by_children()
-    process = subprocess.Popen([sys.executable, *map(str, arguments)], cwd=ROOT, stdout=subprocess.DEVNULL)
-    peak = 0
-    while True:
-        peak = max(peak, _resident(process.pid))
-        try:
-            status = process.wait(SAMPLE_SECONDS)
-        except subprocess.TimeoutExpired:
-            continue
-        assert status == 0
-        return Watched(time.perf_counter() - start, peak, _written_by_children() - before)
-
-
-def _written_by_children() -> int:
-    """Return the bytes that processes of this one wrote to disks, of those that have ended."""
-    return 512 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock
-
-
-def _resident(pid: int) -> int:
-    try:
-        parent = psutil.Process(pid)
-        processes = [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0
-    return sum(map(_own_resident, processes))
-
-
-def _own_resident(process: psutil.Process) -> int:
-    try:
-        return int(process.memory_info().rss)
-    except psutil.NoSuchProcess:
-        return 0
+    return watch_command([sys.executable, *map(str, arguments)], stdout=subprocess.DEVNULL, cwd=ROOT)
 
 
 @pytest.fixture(scope="session")
@@ -228,7 +182,7 @@ def _as_processed(batch: pa.RecordBatch, file_idx: int) -> pa.RecordBatch:
     columns = {
         "file_idx": pa.array(np.full(len(batch), file_idx, np.int32)),
         "value_sample_tier": tiers.cast(pa.uint8()),
-        "extra": pa.array(['{"source_file": "games.trmph"}'] * len(batch)),
+        "metadata": pa.array(['{"source_file": "games.trmph"}'] * len(batch)),
     }
     for name, column in columns.items():
         batch = batch.set_column(batch.schema.get_field_index(name), name, column)

@@ -1,19 +1,21 @@
 """Simulates a task graph on a cluster, event by event. Runs no task and reads no clock.
 
 Links, disks, the store and the driver serve one request after the other, in the order of arrival; for their
-throughput this equals serving all at the same time. Random draws come from a seed.
+throughput this equals serving all at the same time. Machines stop and are replaced, receive uneven shares of
+what others send, and a busy store refuses requests (503). Random draws come from a seed.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass, field, replace
+from itertools import count
+from math import ceil, inf
 from typing import Final
 
 import numpy as np
-from task_graph import SAVES, Cluster, Phase
+from task_graph import Cluster, Phase, Task
 
 from hexdata.order import derive_key, uniform_draw
 
@@ -21,12 +23,23 @@ ATTEMPTS: Final = 5
 """Attempts of a task, as in the Ray engine; the last one does not fail here."""
 UPLOADS: Final = 2
 """Requests that a writing task has in flight at a time."""
+BURSTS: Final = 32
+"""Maximum bursts of requests per task, if the store refuses requests."""
+REFUSAL: Final = 0.1
+"""Capacity of the store that a refused request takes, as a share of an answered one. Assumed."""
+BACKOFF: Final = 0.5
+"""Seconds before the second attempt of a refused burst. They double with each attempt."""
+MAX_BACKOFF: Final = 20.0
+"""Maximum of these seconds."""
 RESOURCES: Final = ("cores", "latency", "driver", "network", "disk", "store", "gets", "puts")
 
 
 @dataclass
 class Outcome:
-    """The cost of a phase: seconds, bytes, requests, objects, and the utilization of each resource."""
+    """The cost of a phase: seconds, bytes, requests, objects, and the utilization of each resource.
+
+    ``deaths`` counts the machines that stopped, and ``refused`` the requests that the store refused.
+    """
 
     name: str
     seconds: float = 0.0
@@ -40,7 +53,9 @@ class Outcome:
     gets: int = 0
     puts: int = 0
     objects: int = 0
-    memory: float = 0.0
+    index: float = 0.0
+    deaths: int = 0
+    refused: int = 0
     used: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -72,13 +87,36 @@ class _Machine:
     disk: _Pipe
 
 
+@dataclass(frozen=True)
+class _Attempt:
+    """One attempt to run a task on a machine.
+
+    Attributes:
+        task: The task.
+        index: Its index in the phase; -1 for a task that repeats lost work.
+        number: Number of its earlier attempts that failed.
+        machine: Index of the machine.
+        unsent: Requests of the present step that have not been answered; None before the step begins.
+        refusals: Number of times in a row that the store has refused them.
+        until: Time when the transfers of the step are done.
+    """
+
+    task: Task
+    index: int
+    number: int
+    machine: int
+    unsent: int | None = None
+    refusals: int = 0
+    until: float = 0.0
+
+
 class _Run:
     """A simulation of one phase on a cluster. A task reads, works and writes, in this order."""
 
     def __init__(self, phase: Phase, cluster: Cluster, seed: int) -> None:
         self.phase = phase
         self.cluster = cluster
-        self.outcome = Outcome(phase.name, tasks=len(phase.tasks), memory=phase.memory)
+        self.outcome = Outcome(phase.name, tasks=len(phase.tasks), index=phase.index)
         self.machines = [
             _Machine(_Pipe(cluster.network), _Pipe(cluster.network), _Pipe(cluster.disk))
             for _ in range(cluster.machines)
@@ -86,98 +124,144 @@ class _Run:
         self.driver = _Pipe(1.0)
         self.store, self.gets, self.puts = _Pipe(cluster.store), _Pipe(cluster.gets), _Pipe(cluster.puts)
         self.waited = 0.0
-        self.unsaved = 0
-        count = len(phase.tasks)
-        self.slow = uniform_draw(np.arange(count), derive_key(seed, phase.name, "slow")) < cluster.slow
-        draws = uniform_draw(np.arange(count * ATTEMPTS), derive_key(seed, phase.name, "failed"))
-        self.draws = draws.reshape(ATTEMPTS, count)
+        tasks = len(phase.tasks)
+        self.slow = uniform_draw(np.arange(tasks), derive_key(seed, phase.name, "slow")) < cluster.slow
+        draws = uniform_draw(np.arange(tasks * ATTEMPTS), derive_key(seed, phase.name, "failed"))
+        self.draws = draws.reshape(ATTEMPTS, tasks)
+        self.random = np.random.default_rng([seed, *phase.name.encode()])
+        weights = self.random.lognormal(0.0, cluster.skew, cluster.machines)
+        self.shares: list[float] = (weights / weights.sum()).tolist()
+        """Share of all sent bytes that each machine receives."""
+        self.death = [self._next_death(0.0) for _ in self.machines]
+        """Time at which each machine stops next."""
+        self.events: list[tuple[float, int, str, _Attempt]] = []
+        self.numbers = count()
 
     def run(self) -> Outcome:
         """Assign tasks to free cores until all are done."""
         free = [machine for _ in range(self.cluster.cores) for machine in range(self.cluster.machines)][::-1]
-        todo = [(index, 0) for index in reversed(range(len(self.phase.tasks)))]
-        now = self.driver.take(0.0, self.phase.before)
-        events: list[tuple[float, int, str, int, int, int]] = []
-        count = done = 0
-        while todo or events:
+        todo = [(task, index, 0) for index, task in enumerate(self.phase.tasks)][::-1]
+        now = end = self.driver.take(0.0, self.phase.before)
+        done = 0
+        while todo or self.events:
             while todo and free:
-                index, attempt = todo.pop()
+                task, index, number = todo.pop()
                 begin = self.driver.take(now, self.phase.dispatch) + self.cluster.start
-                count += 1
-                heapq.heappush(events, (begin, count, "read", free.pop(), index, attempt))
-            now, _, step, machine, index, attempt = heapq.heappop(events)
-            if step == "read":
-                then = "lost" if self._fails(index, attempt) else "write"
-                events_at = self._read(now, machine, index, attempt)
-            elif step == "write":
-                then, events_at = "done", self._write(now, machine, index)
+                self._add(now, begin, "read", _Attempt(task, index, number, free.pop()))
+            now, _, step, attempt = heapq.heappop(self.events)
+            if step in ("read", "write"):
+                self._request(now, step, attempt)
+            elif step == "died":
+                if self.death[attempt.machine] <= now:
+                    self.outcome.deaths += 1
+                    self.death[attempt.machine] = self._next_death(now + self.cluster.replacement)
+                    again = self.phase.again[:done] if self.phase.receiving else self.phase.again
+                    todo += [(task, -1, 0) for task in again]
+                todo.append((attempt.task, attempt.index, attempt.number))
+                back = (now + self.cluster.replacement, next(self.numbers), "back", attempt)
+                heapq.heappush(self.events, back)
             else:
-                free.append(machine)
+                free.append(attempt.machine)
                 if step == "lost":
-                    todo.append((index, attempt + 1))
-                else:
-                    done += 1
-                    self._save(now, done)
-                    self._book(index)
-                continue
-            count += 1
-            heapq.heappush(events, (events_at, count, then, machine, index, attempt))
-        self.outcome.seconds = max(now, self.driver.free)
+                    todo.append((attempt.task, attempt.index, attempt.number + 1))
+                elif step == "done":
+                    end = now
+                    if attempt.index >= 0:
+                        done += 1
+                        self._book(attempt.task)
+        self.outcome.seconds = max(end, self.driver.free)
         self.outcome.used = self._used()
         return self.outcome
 
-    def _fails(self, index: int, attempt: int) -> bool:
-        return attempt + 1 < ATTEMPTS and bool(self.draws[attempt, index] < self.cluster.failed)
+    def _next_death(self, now: float) -> float:
+        if not self.cluster.deaths:
+            return inf
+        return now + float(self.random.exponential(3_600 / self.cluster.deaths))
 
-    def _save(self, now: float, done: int) -> None:
-        """Save the ledger if it has grown enough since it was last saved."""
-        entries = self.phase.saved + done
-        self.unsaved += 1
-        if self.unsaved > entries // SAVES:
-            self.driver.take(now, self.phase.ledger * entries)
-            self.unsaved = 0
+    def _add(self, now: float, at: float, step: str, attempt: _Attempt) -> None:
+        """Add the next step of an attempt, or its end if its machine stops before."""
+        death = self.death[attempt.machine]
+        if death <= at:
+            attempt = replace(attempt, unsent=None, refusals=0)
+            at, step = max(death, now), "died"
+        heapq.heappush(self.events, (at, next(self.numbers), step, attempt))
 
-    def _wait(self, now: float, requests: int, parallel: int, ends: Sequence[float]) -> float:
-        """Return the time when requests are answered, a few at a time; each waits its latency and turn."""
-        waiting = ceil(requests / parallel) * self.cluster.latency
+    def _fails(self, attempt: _Attempt) -> bool:
+        if attempt.index < 0 or attempt.number + 1 >= ATTEMPTS:
+            return False
+        return bool(self.draws[attempt.number, attempt.index] < self.cluster.failed)
+
+    def _request(self, now: float, step: str, attempt: _Attempt) -> None:
+        """Send a burst of requests of a step, or all of them if the store refuses none."""
+        reads, task = step == "read", attempt.task
+        requests, pipe = (task.gets, self.gets) if reads else (task.puts, self.puts)
+        parallel = self.phase.parallel if reads else max(self.phase.parallel, UPLOADS)
+        if attempt.unsent is None:
+            until = self._transfer_in(now, attempt) if reads else self._transfer_out(now, attempt)
+            attempt = replace(attempt, unsent=requests, until=until)
+        burst = left = attempt.unsent or 0
+        if self.cluster.queue < inf:
+            burst = min(left, max(ceil(requests / BURSTS), parallel))
+        if burst and pipe.free - now > self.cluster.queue:
+            refused = min(burst, parallel)
+            self.outcome.refused += refused
+            pipe.take(now, REFUSAL * refused)
+            pause = min(BACKOFF * 2**attempt.refusals, MAX_BACKOFF) * float(self.random.uniform(0.5, 1.5))
+            self._add(now, now + pause, step, replace(attempt, refusals=attempt.refusals + 1))
+            return
+        waiting = ceil(burst / parallel) * self.cluster.latency
         self.waited += waiting
-        return max(now + waiting, *ends)
+        at = max(now + waiting, pipe.take(now, burst))
+        attempt = replace(attempt, unsent=left - burst, refusals=0)
+        if attempt.unsent:
+            self._add(now, at, step, attempt)
+            return
+        at, then = max(at, attempt.until), "done"
+        if reads:
+            at, then = at + self._work(attempt), "lost" if self._fails(attempt) else "write"
+        self._add(now, at, then, replace(attempt, unsent=None))
 
-    def _read(self, now: float, machine: int, index: int, attempt: int) -> float:
-        """Simulate reading and working. A failing attempt does only a part of it."""
-        task, own, cluster = self.phase.tasks[index], self.machines[machine], self.cluster
+    def _transfer_in(self, now: float, attempt: _Attempt) -> float:
+        """Transfer what a task reads; return the time when it has arrived."""
+        task, own = attempt.task, self.machines[attempt.machine]
         self.outcome.attempts += 1
         self.outcome.read += task.read
         self.outcome.gets += task.gets
-        ends = [
+        return max(
             own.network_in.take(now, task.read),
             own.disk.take(now, task.loaded),
             self.store.take(now, task.read),
-            self.gets.take(now, task.gets),
-        ]
-        work = task.work * (cluster.slowness if self.slow[index] else 1.0)
-        if self._fails(index, attempt):
-            work *= float(self.draws[attempt, index]) / cluster.failed
-        self.outcome.work += work
-        return self._wait(now, task.gets, self.phase.parallel, ends) + work
+        )
 
-    def _write(self, now: float, machine: int, index: int) -> float:
-        """Simulate writing. A machine is assumed to receive as much from others as it sends."""
-        task, own = self.phase.tasks[index], self.machines[machine]
+    def _work(self, attempt: _Attempt) -> float:
+        """Return the seconds of a core. A failing attempt does only a part of the work."""
+        work = attempt.task.work
+        if attempt.index >= 0 and self.slow[attempt.index]:
+            work *= self.cluster.slowness
+        if self._fails(attempt):
+            work *= float(self.draws[attempt.number, attempt.index]) / self.cluster.failed
+        self.outcome.work += work
+        return work
+
+    def _transfer_out(self, now: float, attempt: _Attempt) -> float:
+        """Transfer what a task writes, and what it sends to all machines; return the time when it is done."""
+        task, own = attempt.task, self.machines[attempt.machine]
         self.outcome.written += task.written
         self.outcome.sent += task.sent
         self.outcome.puts += task.puts
         ends = [
             own.network_out.take(now, task.written + task.sent),
-            own.network_in.take(now, task.sent),
-            own.disk.take(now, task.kept),
             self.store.take(now, task.written),
-            self.puts.take(now, task.puts),
         ]
-        return self._wait(now, task.puts, max(self.phase.parallel, UPLOADS), ends)
+        if not task.sent:
+            ends.append(own.disk.take(now, task.kept))
+        else:
+            for share, machine in zip(self.shares, self.machines, strict=True):
+                ends.append(machine.network_in.take(now, task.sent * share))
+                ends.append(machine.disk.take(now, task.kept * share))
+        return max(ends)
 
-    def _book(self, index: int) -> None:
-        task = self.phase.tasks[index]
+    def _book(self, task: Task) -> None:
         self.outcome.positions += task.positions
         self.outcome.objects += task.objects
 

@@ -8,33 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, isqrt
+from math import ceil, inf, isqrt
 from typing import Final
 
+from hexdata.convert import ConvertOptions
 from hexdata.engine.protocol import Machines
 from hexdata.export import ExportOptions
+from hexdata.export.run import files_per_task
 from hexdata.shuffle import ShuffleOptions
-from hexdata.shuffle.layout import ShuffleLayout, bucket_counts, make_layout, make_limits, row_bytes
-from hexdata.shuffle.runs import PARALLEL_INDEX_READS
+from hexdata.shuffle.layout import (
+    ShuffleLayout,
+    bucket_counts,
+    jobs_per_group,
+    make_layout,
+    make_limits,
+    row_bytes,
+)
+from hexdata.shuffle.runs import PARALLEL_READS
 
 N = 13
-HELD_OUT: Final = 0.05
-"""Share of the positions in each of val and test, as ``convert`` splits them."""
+SHARES: Final = {"val": ConvertOptions.val, "test": ConvertOptions.test}
+"""Share of the positions in each held-out split, as ``convert`` splits them by default."""
 GAME: Final = 69
 """Positions per game, of the demo and of the legacy files."""
+GAME_BYTES: Final = 150
+"""Bytes of the moves and the hash of a game in a spool."""
+COMPARED_GAMES: Final = 1 << 20
+"""Games of a task that finds duplicates."""
 SOURCE: Final = 1_000_000
 """Positions per source file."""
-INDEX_BYTES: Final = 32
-"""Bytes per piece in the index of all runs, which the driver keeps in memory."""
+INDEX_BYTES: Final = 24
+"""Bytes per piece in the index of all runs, which the driver keeps in a file."""
 STORED_BYTES: Final = 28
 """Bytes per piece in the index at the end of a run."""
 TAIL_BYTES: Final = 1 << 16
 """Bytes at the end of a run that are read first; a larger index takes another request."""
-SAVES: Final = 256
-"""A ledger is saved when it has grown by this fraction (1 / 256) of its size."""
 PART_BYTES: Final = 8 << 20
 """Bytes per request of an object that is uploaded in parts."""
-EXCHANGES: Final = ("runs", "objects", "two-level", "push")
+EXCHANGES: Final = ("runs", "groups", "machine-groups", "objects", "two-level", "push")
 
 
 @dataclass(frozen=True)
@@ -44,21 +55,17 @@ class Rates:
     Attributes:
         digest: seconds per byte.
         read, publish, scatter, sort, export: seconds per position.
-        decide, choose: seconds per position in the driver, before sources are written and slices cut.
+        compare: seconds per game, to find duplicates.
+        choose: seconds per position in the driver, before slices are cut.
         source_bytes, spool_bytes, position_bytes, run_bytes, bucket_bytes, shard_bytes: bytes per position.
         piece_write, piece_read: seconds per piece, besides those of its rows.
         piece_bytes: bytes per piece, besides those of its rows.
         open_run: seconds of the driver to read a run's index, without its pieces.
-        index, look: seconds of the driver for each piece in all runs: once to sort it in, and once for each
-            job that looks up its pieces.
-        held_out: seconds per held-out game, in each slice.
+        index: seconds of the driver for each piece in all runs, to sort it in and to give it to its task.
         recut: seconds per position, to read it from a run and write it into another.
         dispatch: seconds of the driver per task.
         ledger, shard_ledger: seconds of the driver for each slice or source, and each shard, in a saved
             ledger.
-        path: seconds of the driver for each file name in the arguments of a task.
-        pick: seconds of the driver for each bucket, for each shard that looks up its buckets.
-        policies: seconds per position in the driver, to find out before an export whether any has a policy.
     """
 
     digest: float
@@ -67,7 +74,7 @@ class Rates:
     scatter: float
     sort: float
     export: float
-    decide: float
+    compare: float
     choose: float
     source_bytes: float
     spool_bytes: float
@@ -80,15 +87,10 @@ class Rates:
     piece_bytes: float
     open_run: float
     index: float
-    look: float
-    held_out: float
     recut: float
     dispatch: float
     ledger: float
     shard_ledger: float
-    path: float
-    pick: float
-    policies: float
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,11 @@ class Cluster:
         slow: share of the tasks that are stragglers.
         slowness: factor by which stragglers take longer.
         failed: share of the attempts that fail, half way through on average.
+        deaths: expected number of times per hour that a machine stops. Its tasks begin again elsewhere, and
+            what others sent to it is lost.
+        replacement: seconds until a stopped machine is replaced.
+        skew: standard deviation of the logarithm of the share that each machine receives of what is sent.
+        queue: seconds of requests that may wait for the store; it refuses further ones.
         separate: whether each task is a process of its own.
     """
 
@@ -125,31 +132,28 @@ class Cluster:
     slow: float = 0.0
     slowness: float = 3.0
     failed: float = 0.0
+    deaths: float = 0.0
+    replacement: float = 120.0
+    skew: float = 0.0
+    queue: float = inf
     separate: bool = True
 
 
 @dataclass(frozen=True)
 class Design:
-    """How the shuffle transfers rows from slices to units, and the arguments of its tasks.
+    """How the shuffle transfers rows from slices to units.
 
     Attributes:
-        exchange: ``runs``: one file per slice, from which a unit reads its pieces; ``objects``: one file per
-            piece; ``two-level``: runs of groups of units, cut once more; ``push``: pieces are sent to the
-            machine that sorts them, which keeps them on its own disk.
-        names: whether the arguments of slices and jobs contain the names of all files of positions, and those
-            of jobs the names of all runs, or only of those that they read.
-        searched: whether the driver goes through all pieces for each job, and all buckets for each shard.
-        joined: whether a slice reads all held-out games.
-        rewritten: whether a ledger is saved as a whole, or only its new entries.
+        exchange: ``runs``: one file per slice, from which a unit reads its pieces; ``groups``: the same, but
+            a task first copies the pieces of a group of neighbouring units to the disk of its machine, with
+            one read per run; ``machine-groups``: the same with one group for all cores of a machine, which
+            hexdata does not do; ``objects``: one file per piece; ``two-level``: runs of groups of units, cut
+            once more; ``push``: pieces are sent to the machine that sorts them, which keeps them on its disk.
         parallel: number of pieces that a task requests at a time.
     """
 
     exchange: str = "runs"
-    names: bool = True
-    searched: bool = True
-    joined: bool = True
-    rewritten: bool = True
-    parallel: int = 1
+    parallel: int = PARALLEL_READS
 
     def __post_init__(self) -> None:
         assert self.exchange in EXCHANGES
@@ -190,26 +194,27 @@ class Phase:
         tasks: tasks, in the order in which they are dispatched.
         before: seconds of the driver before the first task.
         dispatch: seconds of the driver per task.
-        ledger: seconds of the driver for each finished task, when the ledger is saved.
-        saved: entries of the ledger before the first task.
         parallel: read requests that a task has in flight at a time.
-        memory: bytes that the driver needs for the phase.
+        index: bytes of the driver's index of all pieces.
+        again: tasks that are added when a machine stops, to send again what was sent to it.
+        receiving: whether the machines still receive in this phase. If so, only as many of these tasks are
+            added as tasks of the phase are done.
     """
 
     name: str
     tasks: Sequence[Task]
     before: float = 0.0
     dispatch: float = 0.0
-    ledger: float = 0.0
-    saved: int = 0
     parallel: int = 1
-    memory: float = 0.0
+    index: float = 0.0
+    again: Sequence[Task] = ()
+    receiving: bool = False
 
 
 def split_rows(positions: int) -> dict[str, int]:
     """Return the number of positions of each non-empty split, as ``convert`` assigns them."""
-    held_out = int(positions * HELD_OUT)
-    rows = {"train": positions - 2 * held_out, "val": held_out, "test": held_out}
+    held_out = {split: int(positions * share) for split, share in SHARES.items()}
+    rows = {"train": positions - sum(held_out.values()), **held_out}
     return {split: count for split, count in rows.items() if count}
 
 
@@ -238,14 +243,14 @@ def graph(positions: int, rates: Rates, cluster: Cluster, design: Design | None 
     design = design or Design()
     layout = plan_shuffle(positions, cluster)
     return [
-        *convert(positions, rates, cluster, design),
+        *convert(positions, rates, cluster),
         *shuffle(layout, rates, cluster, design),
-        export(positions, layout, rates, cluster, design),
+        export(positions, rates, cluster),
     ]
 
 
-def convert(positions: int, rates: Rates, cluster: Cluster, design: Design) -> Iterator[Phase]:
-    """Yield the phases of ``convert``, each with one task per source."""
+def convert(positions: int, rates: Rates, cluster: Cluster) -> Iterator[Phase]:
+    """Yield the phases of ``convert``, each with one task per source, or per run of games."""
     sources = even(positions, -(-positions // SOURCE))
     digests, reads, publishes = [], [], []
     for own in sources:
@@ -258,20 +263,24 @@ def convert(positions: int, rates: Rates, cluster: Cluster, design: Design) -> I
     dispatch = rates.dispatch + cluster.dispatch
     yield Phase("digest", digests, dispatch=dispatch)
     yield Phase("read", reads, dispatch=dispatch)
-    phase = Phase("publish", publishes, before=positions * rates.decide, dispatch=dispatch)
-    yield _booked(phase, rates.ledger, design)
+    yield from _compare(positions, rates, dispatch)
+    yield Phase("publish", publishes, dispatch=dispatch + rates.ledger)
 
 
-def _booked(phase: Phase, ledger: float, design: Design, saved: int = 0) -> Phase:
-    """Return a phase with the cost of its ledger, of which an entry takes ``seconds`` to save."""
-    if design.rewritten:
-        return replace(phase, ledger=ledger, saved=saved)
-    return replace(phase, dispatch=phase.dispatch + ledger)
-
-
-def _naming(layout: ShuffleLayout, rates: Rates, design: Design) -> float:
-    """Return the driver's seconds for the names of all files of positions in a task of a shuffle."""
-    return -(-layout.positions // SOURCE) * rates.path if design.names else 0.0
+def _compare(positions: int, rates: Rates, dispatch: float) -> Iterator[Phase]:
+    """Yield the phases that find duplicates: runs of games, ranges of hashes, and the results of each run."""
+    runs = even(positions, -(-positions // (COMPARED_GAMES * GAME)))
+    work = rates.compare / 3
+    for name, read, written, gets in (
+        ("runs of games", GAME_BYTES, 28, 2 * COMPARED_GAMES * GAME // SOURCE),
+        ("ranges of hashes", 22, 10, len(runs)),
+        ("duplicates", 16, 12, len(runs) + 1),
+    ):
+        tasks = [
+            Task(own, own / GAME * work, own / GAME * read, own / GAME * written, gets=gets, objects=0)
+            for own in runs
+        ]
+        yield Phase(name, tasks, dispatch=dispatch)
 
 
 def shuffle(layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Design) -> Iterator[Phase]:
@@ -285,17 +294,17 @@ def shuffle(layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Desig
     yield _scatter(layout, cuts, rates, cluster, design)
     if design.exchange == "two-level":
         yield _recut(layout, groups, rates, cluster, design)
+    if design.exchange in ("groups", "machine-groups"):
+        yield _fetch(layout, rates, cluster, design)
     yield _sort(layout, groups, rates, cluster, design)
 
 
 def _scatter(layout: ShuffleLayout, cuts: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
     """Return a task per slice, each cut into ``cuts`` pieces."""
-    held_out = int(2 * HELD_OUT * layout.positions / GAME) if design.joined else 0
-    asking = held_out * rates.held_out
-    tasks = []
+    tasks: list[Task] = []
     for part in layout.slices:
         rows = part.stop - part.start
-        work = rows * rates.scatter + cuts * rates.piece_write + asking
+        work = rows * rates.scatter + cuts * rates.piece_write
         size = rows * rates.run_bytes + cuts * rates.piece_bytes
         gets = 2 * ceil(rows / SOURCE)
         task = Task(rows, work, rows * rates.position_bytes, size, gets=gets, puts=uploads(size))
@@ -305,14 +314,42 @@ def _scatter(layout: ShuffleLayout, cuts: int, rates: Rates, cluster: Cluster, d
             away = size * (cluster.machines - 1) / cluster.machines
             task = replace(task, written=0.0, kept=size, sent=away, puts=0, objects=0)
         tasks.append(task)
-    phase = Phase(
+    return Phase(
         "scatter",
         tasks,
         before=layout.positions * rates.choose / cluster.cores,
-        dispatch=rates.dispatch + cluster.dispatch + _naming(layout, rates, design),
+        dispatch=rates.dispatch + cluster.dispatch + rates.ledger,
         parallel=design.parallel,
+        again=_sent_again(tasks, cluster) if design.exchange == "push" else (),
+        receiving=True,
     )
-    return _booked(phase, rates.ledger, design)
+
+
+def _sent_again(tasks: Sequence[Task], cluster: Cluster) -> list[Task]:
+    """Return the tasks that scatter all slices again and send the pieces of one machine that stopped."""
+    share = 1 / cluster.machines
+    return [replace(task, positions=0, kept=task.kept * share, sent=task.sent * share) for task in tasks]
+
+
+def _fetch(layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Design) -> Phase:
+    """Return a task per group of units, which copies its pieces of all runs to the disk of its machine.
+
+    In hexdata the task that copies a group also sorts its units; here all groups are copied first.
+    """
+    runs, jobs = len(layout.slices), layout.jobs
+    size = layout.positions * rates.run_bytes + runs * layout.units * rates.piece_bytes
+    if design.exchange == "machine-groups":
+        groups = min(2 * cluster.machines, layout.units)
+        count = groups * cluster.cores
+    else:
+        per_group = jobs_per_group(len(jobs), runs, size / len(jobs), cluster.machines * cluster.cores)
+        count = groups = -(-len(jobs) // per_group)
+    shares = zip(even(layout.positions, count), even(runs * groups, count), strict=True)
+    tasks = [
+        Task(rows, reads * rates.piece_read, size / count, kept=size / count, gets=reads, puts=0, objects=0)
+        for rows, reads in shares
+    ]
+    return Phase("fetch", tasks, dispatch=rates.dispatch + cluster.dispatch, parallel=design.parallel)
 
 
 def _recut(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
@@ -325,8 +362,8 @@ def _recut(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, d
         read = rows * rates.run_bytes + groups * rates.piece_bytes
         size = rows * rates.run_bytes + cuts * rates.piece_bytes
         tasks.append(Task(rows, work, read, size, gets=groups, puts=uploads(size)))
-    phase = Phase("recut", tasks, dispatch=rates.dispatch + cluster.dispatch, parallel=design.parallel)
-    return _booked(phase, rates.ledger, design, len(layout.slices))
+    dispatch = rates.dispatch + cluster.dispatch + rates.ledger
+    return Phase("recut", tasks, dispatch=dispatch, parallel=design.parallel)
 
 
 def _sort(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
@@ -345,40 +382,32 @@ def _sort(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, de
         task = Task(
             rows, work, size, result, gets=pieces, puts=count * uploads(result / count), objects=count
         )
-        if design.exchange == "push":
+        if design.exchange in ("groups", "machine-groups", "push"):
             task = replace(task, read=0.0, loaded=size, gets=0)
         tasks.append(task)
-    dispatch = rates.dispatch + cluster.dispatch + _naming(layout, rates, design)
+    dispatch = rates.dispatch + cluster.dispatch + rates.ledger
     phase = Phase("sort", tasks, dispatch=dispatch, parallel=design.parallel)
-    if design.exchange in ("runs", "two-level"):
-        phase = _indexed(phase, layout, groups, rates, cluster, design)
-    return _booked(phase, rates.ledger, design, len(layout.slices))
+    if design.exchange == "push":
+        phase = replace(
+            phase, again=_sent_again(_scatter(layout, layout.units, rates, cluster, design).tasks, cluster)
+        )
+    if design.exchange in ("objects", "push"):
+        return phase
+    return _indexed(phase, layout, groups, rates, cluster)
 
 
-def _indexed(
-    phase: Phase, layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, design: Design
-) -> Phase:
-    """Return the sorting phase with the driver's memory for the locations of all pieces.
-
-    With two levels, these are the pieces of the second.
-    """
+def _indexed(phase: Phase, layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster) -> Phase:
+    """Return the sorting phase with the driver's index of all pieces (of the second of two levels)."""
     runs, cuts = len(layout.slices), -(-layout.units // groups)
     requests = 1 if cuts * STORED_BYTES <= TAIL_BYTES else 2
-    asking = requests * cluster.latency / PARALLEL_INDEX_READS
+    asking = requests * cluster.latency / PARALLEL_READS
     pieces = runs * cuts
-    told = (runs // groups * rates.path if design.names else 0.0) + (
-        pieces * rates.look if design.searched else 0.0
-    )
-    return replace(
-        phase,
-        before=runs * (rates.open_run + asking) + pieces * rates.index,
-        dispatch=phase.dispatch + told,
-        memory=pieces * INDEX_BYTES,
-    )
+    before = runs * (rates.open_run + asking) + pieces * rates.index
+    return replace(phase, before=before, index=pieces * INDEX_BYTES)
 
 
-def export(positions: int, layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Design) -> Phase:
-    """Return the phase of ``export``, with one task per shard."""
+def export(positions: int, rates: Rates, cluster: Cluster) -> Phase:
+    """Return the phase of ``export``, with one task per shard, of which several may be dispatched at once."""
     size = ExportOptions().shard_size
     tasks = []
     for count in split_rows(positions).values():
@@ -387,9 +416,6 @@ def export(positions: int, layout: ShuffleLayout, rates: Rates, cluster: Cluster
             shard = rows * rates.shard_bytes
             work, read = rows * rates.export, rows * rates.bucket_bytes
             tasks.append(Task(rows, work, read, shard, gets=4, puts=uploads(shard)))
-    before = positions * rates.policies
-    if design.searched:
-        shards = {split: ceil(count / size) for split, count in split_rows(positions).items()}
-        before += sum(shards[split] * group.buckets for split, group in layout.groups.items()) * rates.pick
-    phase = Phase("export", tasks, before=before, dispatch=rates.dispatch + cluster.dispatch)
-    return _booked(phase, rates.shard_ledger, design)
+    count = files_per_task(len(tasks), cluster.machines * cluster.cores)
+    dispatch = (rates.dispatch + cluster.dispatch) / count + rates.shard_ledger
+    return Phase("export", tasks, dispatch=dispatch)

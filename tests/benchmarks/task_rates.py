@@ -7,12 +7,12 @@ changes less on a busy machine. Two sizes separate costs that grow with the stor
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -21,26 +21,22 @@ import numpy as np
 import pyarrow as pa
 from task_graph import Rates
 
-from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.convert.duplicates import COLUMNS, GameIdentities, find_duplicates
-from hexdata.demo import BOARD_SIZE, DemoOptions, make_legacy
-from hexdata.engine.protocol import Machines
+from hexdata.convert import ConvertOptions, convert_sources, duplicates
+from hexdata.demo import DemoOptions, make_legacy
+from hexdata.engine.protocol import Machines, function_name
 from hexdata.export import ExportOptions, export_shards
 from hexdata.order import sort_key
-from hexdata.selection.tables import StoreTables
+from hexdata.progress import Progress
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.shuffle.prepare import prepare
-from hexdata.shuffle.runs import RunIndex, as_run, read_pieces, write_run
+from hexdata.shuffle.runs import MergedRunIndex, RunIndex, as_run, read_pieces, write_run
 from hexdata.store import Store
 from hexdata.store.ledger import Ledger
-from hexdata.store.parquet import ParquetRows, open_parquet
 from hexdata.store.session import duckdb_session, read_parquet_sql
 
 MEMORY: Final = 2_000_000_000
 GAMES: Final = 3_000
 """Legacy files that are converted; a third of them are converted before."""
-COPIES: Final = 25
-"""Files of a store, as links, to measure what a task takes with more files."""
 FEW: Final = 64
 MANY: Final = 2_048
 """Pieces into which rows are cut, to separate the cost of a piece from that of its rows."""
@@ -48,8 +44,6 @@ PIECED: Final = 1 << 18
 """Rows of these pieces."""
 RUNS: Final = 2_000
 """Runs whose indexes are read and joined."""
-FILES: Final = 40_000
-"""File names in the arguments of a task, or names among which one is looked up."""
 SLICES: Final = 20_000
 """Entries of a ledger that is saved."""
 SHARDS: Final = 1_000
@@ -77,11 +71,20 @@ class Inline:
     def __init__(self) -> None:
         self.timed: list[Timed] = []
 
+    def monitored(self, progress: Progress) -> Progress:
+        return progress
+
     def require(self, paths: Sequence[Path], folder: Path | None = None) -> None:
         """Check nothing."""
 
     def run(
-        self, function: Callable[..., Any], tasks: Iterable[tuple[Any, ...]], *, workers: int, memory: int
+        self,
+        function: Callable[..., Any],
+        tasks: Iterable[tuple[Any, ...]],
+        *,
+        workers: int,
+        memory: int,
+        copies: bool = False,
     ) -> Iterator[tuple[int, Any]]:
         for index, task in enumerate(tasks):
             begin = time.process_time()
@@ -89,7 +92,7 @@ class Inline:
             packed = time.process_time()
             result = function(*task)
             done = time.process_time()
-            self.timed.append(Timed(function.__name__, task, result, done - packed, packed - begin))
+            self.timed.append(Timed(function_name(function), task, result, done - packed, packed - begin))
             yield index, result
 
     def run_light(
@@ -115,8 +118,6 @@ def measure(source: Path, folder: Path) -> Rates:
         folder: an empty folder for the copies.
     """
     figures = _convert(folder)
-    figures["held_out"] = _asking(source, folder)
-    figures["decide"] = _decide(source, folder)
     store = Path(shutil.copytree(source, folder / "store"))
     figures |= _piece(store, folder)
     figures |= _shuffle(store)
@@ -124,7 +125,6 @@ def measure(source: Path, folder: Path) -> Rates:
     figures |= exported
     figures["ledger"] = _ledger(folder / "slices.json", {"bytes": [25_000_000]}, SLICES)
     figures["shard_ledger"] = _ledger(folder / "shards.json", entry, SHARDS)
-    figures |= _names()
     return Rates(**figures)
 
 
@@ -139,15 +139,18 @@ class _Weighing(Inline):
         super().__init__()
         self.spools = 0
 
-    def run(self, function: Any, tasks: Any, *, workers: int, memory: int) -> Iterator[tuple[int, Any]]:
+    def run(
+        self, function: Any, tasks: Any, *, workers: int, memory: int, copies: bool = False
+    ) -> Iterator[tuple[int, Any]]:
         for index, result in super().run(function, tasks, workers=workers, memory=memory):
-            if function.__name__ == "read_source":
+            if function_name(function) == "read_source":
                 self.spools += _size(self.timed[-1].task[1])
             yield index, result
 
 
 def _convert(folder: Path) -> dict[str, float]:
-    """Convert legacy pickles, with fewer games and with more."""
+    """Convert legacy pickles, with fewer games and with more. Tasks find duplicates, as among many games."""
+    duplicates._MANY_GAMES = 0
     totals = []
     for games in (GAMES // 3, GAMES):
         source, store, engine = folder / f"legacy-{games}", folder / f"converted-{games}", _Weighing()
@@ -156,7 +159,8 @@ def _convert(folder: Path) -> dict[str, float]:
         result = convert_sources(source, store, ConvertOptions(memory=MEMORY), engine=engine)
         spent = {
             "read": engine.seconds("read_source"),
-            "publish": engine.seconds("_publish_source"),
+            "publish": engine.seconds("publish_source"),
+            "compare": sum(map(engine.seconds, ("write_runs", "find_first_games", "write_duplicates"))),
             "source_bytes": _size(source),
             "spool_bytes": engine.spools,
             "position_bytes": _size(store / "positions") + _size(store / "games"),
@@ -164,60 +168,11 @@ def _convert(folder: Path) -> dict[str, float]:
         totals.append((result.positions, spent))
     (few, less), (many, more) = totals
     figures = {name: max(more[name] - less[name], 0.0) / (many - few) for name in more}
+    figures["compare"] *= many / result.games
     return figures | {
         "digest": engine.seconds("digest_source") / more["source_bytes"],
         "dispatch": median(timed.packing for timed in engine.timed),
     }
-
-
-def _asking(source: Path, folder: Path) -> float:
-    """Return the seconds per held-out game of a slice's query, if none of them is in the slice."""
-    store, own = Store.open(source), folder / "tables"
-    own.mkdir()
-    with duckdb_session(memory=MEMORY // 2, threads=1) as con:
-        tables = StoreTables.of(store).with_lookup_tables(con, [], own)
-        held_out = con.sql(f"SELECT count(*) FROM {tables.held_out}").fetchall()[0][0]
-
-    def asked(copies: int) -> float:
-        links = _links(sorted(own.iterdir()), folder / f"held-out-{copies}", copies)
-        query = replace(tables, held_out=read_parquet_sql(list(links))).rows_sql()
-
-        def ask() -> None:
-            with duckdb_session(memory=MEMORY // 2, threads=1) as con:
-                con.sql(f"SELECT * FROM ({query}) WHERE position_id < 0").fetchall()
-
-        return _timed(ask)
-
-    return max(asked(COPIES) - asked(1), 0.0) / (held_out * (COPIES - 1))
-
-
-def _decide(source: Path, folder: Path) -> float:
-    """Return the seconds per position to decide which games are copies."""
-    games = _links(Store.open(source).files("games"), folder / "games", COPIES)
-    positions = 0
-
-    def batches() -> Iterator[tuple[pa.RecordBatch, Any]]:
-        nonlocal positions
-        for path in games:
-            with open_parquet(path) as file:
-                for batch in file.iter_batches(columns=[*COLUMNS, "total_positions"]):
-                    positions += sum(batch.column("total_positions").to_pylist())
-                    yield batch, np.zeros(len(batch), np.int64)
-
-    begin = time.process_time()
-    find_duplicates(GameIdentities.from_batches(batches(), BOARD_SIZE))
-    return (time.process_time() - begin) / positions
-
-
-def _links(files: Sequence[Any], folder: Path, copies: int) -> list[Path]:
-    """Return links to files, several to each."""
-    folder.mkdir(exist_ok=True)
-    targets = list(files) * copies
-    links = [folder / f"{number}-{path.name}" for number, path in enumerate(targets)]
-    for link, path in zip(links, targets, strict=True):
-        if not link.exists():
-            os.link(path, link)
-    return links
 
 
 def _shuffle(store: Path) -> dict[str, float]:
@@ -225,34 +180,20 @@ def _shuffle(store: Path) -> dict[str, float]:
     result = shuffle_store(store, ShuffleOptions(memory=MEMORY), engine=engine)
     return {
         "scatter": engine.seconds("scatter_slice") / result.positions,
-        "sort": engine.seconds("sort_job") / result.positions,
+        "sort": engine.seconds("sort_jobs") / result.positions,
         "bucket_bytes": result.bytes / result.positions,
     }
-
-
-def _look_over(store: Path, positions: int) -> float:
-    """Return the seconds per position to find out whether any position in the buckets has a policy."""
-    buckets = Store.open(store).files("shuffled")
-
-    def look(copies: int) -> float:
-        links = _links(buckets, store / f"buckets-{copies}", copies)
-        with duckdb_session(memory=MEMORY // 4, threads=1) as con:
-            return _timed(
-                lambda: con.sql(f"SELECT count(policy) > 0 FROM {read_parquet_sql(links)}").fetchall()
-            )
-
-    return (look(COPIES) - look(1)) / (positions * (COPIES - 1))
 
 
 def _export(store: Path) -> tuple[dict[str, float], dict[str, Any]]:
     """Export shards; return the figures, including the ledger's entry of a shard."""
     engine = Inline()
     result = export_shards(store, ExportOptions(memory=MEMORY), engine=engine)
+    entries = next(timed.result for timed in engine.timed if timed.name == "write_files")
     return {
-        "policies": _look_over(store, result.positions),
         "export": engine.busy / result.positions,
         "shard_bytes": result.bytes / result.positions,
-    }, asdict(engine.timed[0].result)
+    }, asdict(entries[0])
 
 
 def _timed(call: Callable[[], Any]) -> float:
@@ -272,8 +213,9 @@ def _piece(store: Path, folder: Path) -> dict[str, float]:
     n = opened.manifest.board_size
     assert n is not None
     with duckdb_session(memory=MEMORY // 2, threads=1) as con:
-        rows = con.sql(prepared.placement.rows_sql(0, PIECED)).to_arrow_reader(1 << 14).read_all()
-        counted = f"SELECT split, count(*) FROM ({prepared.selection.chosen_sql}) GROUP BY split"
+        rows = con.sql(prepared.placement.slice_sql(0, PIECED)).to_arrow_reader(1 << 14).read_all()
+        games = read_parquet_sql(opened.files("games"))
+        counted = f"SELECT split, sum(positions), count(duplicate_of) FROM {games} GROUP BY split"
         choose = _timed(lambda: con.sql(counted).fetchall())
     table, key = as_run(rows, n), sort_key(rows.column("position_id").to_numpy(), prepared.selection.key)
     few, many = (_cut(folder / f"run-{pieces}.arrow", table, key, pieces) for pieces in (FEW, MANY))
@@ -286,7 +228,6 @@ def _piece(store: Path, folder: Path) -> dict[str, float]:
         "run_bytes": (few["bytes"] - few["pieces"] * piece) / PIECED,
         "open_run": few["open"] / RUNS,
         "index": max(many["open"] - few["open"], 0.0) / (RUNS * more),
-        "look": many["look"] / (RUNS * many["pieces"]),
         "recut": (few["write"] + few["read"]) / PIECED,
         "choose": choose / prepared.layout.positions,
     }
@@ -296,33 +237,31 @@ def _cut(path: Path, rows: pa.Table, key: Any, pieces: int) -> dict[str, float]:
     """Write rows as a run of ``units`` units and read it back unit by unit."""
     unit = (key >> np.uint64(64 - pieces.bit_length() + 1)).astype(np.uint16)
     write = _timed(lambda: write_run(path, rows, unit))
-    listed = [piece for number in range(pieces) for piece in RunIndex([path]).pieces(number)]
-    known = RunIndex([path] * RUNS)
+    listed = [piece for number in range(pieces) for piece in RunIndex.read([path]).pieces(number)]
     return {
         "pieces": len(listed),
         "write": write,
         "read": _timed(lambda: sum(len(batch) for batch in read_pieces(listed, rows.schema))),
         "bytes": path.stat().st_size,
-        "open": _timed(lambda: RunIndex([path] * RUNS)),
-        "look": _timed(lambda: known.only(range(1))),
+        "open": _timed(lambda: _index(path, pieces)),
     }
+
+
+def _index(path: Path, units: int) -> None:
+    """Merge the indexes of many runs, and take the pieces of each unit."""
+    with closing(MergedRunIndex([path] * RUNS)) as runs:
+        for unit in range(units):
+            runs.only(range(unit, unit + 1))
 
 
 def _ledger(path: Path, facts: dict[str, Any], most: int) -> float:
-    """Return the seconds per entry to save a ledger with many entries."""
-    seconds = []
-    for entries in (most // 10, most):
-        ledger = Ledger(path, "stage", entries)
-        for entry in range(entries):
+    """Return the seconds per entry to fill a ledger with many entries and save it now and then."""
+
+    def fill() -> None:
+        path.unlink(missing_ok=True)
+        ledger = Ledger(path, "stage", most)
+        for entry in range(most):
             ledger.finish_buffered(f"entry {entry:06d}", facts)
-        seconds.append(_timed(lambda ledger=ledger: ledger.finish("entry 000000", facts)))
-    return max(seconds[1] - seconds[0], 0.0) / (most - most // 10)
+        ledger.save()
 
-
-def _names() -> dict[str, float]:
-    """Return the seconds per file to pack the names of many files for a task, and to look up some of them."""
-    files = tuple((Path(f"/data/store/shuffled/train/bucket-{i:06d}.parquet"), 1_000) for i in range(FILES))
-    return {
-        "path": _timed(lambda: pickle.dumps(files)) / FILES,
-        "pick": _timed(lambda: ParquetRows.over(files, 5_000, 6_000)) / FILES,
-    }
+    return _timed(fill) / most

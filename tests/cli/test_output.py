@@ -178,9 +178,12 @@ BAR = re.compile(r"\x1b\[[0-9;]*[mAK]|\x1b\[\?25[lh]|\r")
 """Control sequences of rich: styles, cursor movements and carriage returns."""
 
 
-@pytest.mark.parametrize("form", ["--csv", "--json", None])
+QUERIES = ("SELECT name FROM sources", f'SELECT 1 AS "{HOSTILE}"', "SELECT [name] FROM sources")
+
+
 @pytest.mark.parametrize(
-    "query", ["SELECT name FROM sources", f'SELECT 1 AS "{HOSTILE}"', "SELECT [name] FROM sources"]
+    ("form", "query"),
+    [*zip(("--csv", "--json", "--csv"), QUERIES, strict=True), *((None, q) for q in QUERIES)],
 )
 def test_names_are_escaped_on_a_terminal(hostile, form, query):
     store = hostile / f"store{HOSTILE}"

@@ -17,6 +17,7 @@ from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from hexdata.sql import run_query
 from hexdata.verify import verify_store
 from hexdata.verify.roundtrip import check_round_trip
+from tests.pairs import every_pair
 
 
 def without_winners(games):
@@ -389,9 +390,11 @@ def one_repeats(make):
     return make.write("a.pkl.gz", examples + bad)
 
 
-@pytest.mark.parametrize("given", ["auto", "blue-is-0", "blue-is-1"])
-@pytest.mark.parametrize("size", [3, 5, 11])
-@pytest.mark.parametrize("write", [mislabelled, one_repeats, named_and_refuted, silent, unclear])
+@every_pair(
+    write=[mislabelled, one_repeats, named_and_refuted, silent, unclear],
+    size=[3, 5, 11],
+    given=["auto", "blue-is-0", "blue-is-1"],
+)
 def test_live_decides_as_convert_and_an_export_restores_the_values(make, convert, write, size, given):
     if size != 5 and given == "blue-is-0":
         pytest.skip("the other two options tell")

@@ -119,6 +119,28 @@ def test_adding_leaves_existing_files_unchanged_and_continues_the_ids(collection
     assert verify_store(after.path).ok
 
 
+def test_batches_that_are_removed_once_converted_give_the_store_of_one_run(collection, convert):
+    folders = sorted(path for path in collection.iterdir() if path.is_dir())
+    whole = convert(*folders, store="whole", max_reject_rate=1.0)
+    records = 0
+    for folder in folders:
+        batches = convert(folder, store="batches", max_reject_rate=1.0)
+        shutil.rmtree(folder)
+        assert batches.result.records == batches.result.positions + batches.result.rejected
+        records += batches.result.records
+    assert records == whole.result.records
+    assert Store.open(batches.path).manifest.counts == Store.open(whole.path).manifest.counts
+    parts, expected = (
+        {name: data for name, data in store.files().items() if name.startswith(("positions/", "games/"))}
+        for store in (batches, whole)
+    )
+    assert parts == expected
+    assert len(parts) == 9
+    for table in ("sources", "rejected"):
+        assert batches.rows(table) == whole.rows(table)
+    assert verify_store(batches.path).ok
+
+
 def test_games_added_later_are_duplicates_of_the_old_ones(collection, make, convert):
     convert(collection, max_reject_rate=1.0)
     add_more(make)

@@ -145,6 +145,58 @@ def test_only_the_tasks_of_a_removed_node_are_repeated(
     assert Counter(runs.values()) == {1: len(nodes) - 1, 2: 1}
 
 
+@pytest.fixture
+def hasty_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine_module, "SLOW_SECONDS", 2.0)
+    monkeypatch.setattr(ray_engine_module, "NODE_POLL_SECONDS", 0.5)
+
+
+def stop_once(begun: Path) -> str:
+    """Return an expression whose first evaluation stops its process. A copy returns at once."""
+    stop = f"(open({str(begun)!r}, 'w').write(str({PID})), __import__('os').kill({PID}, 19))"
+    return f"{NODE_ID} if __import__('os').path.exists({str(begun)!r}) else {stop}"
+
+
+def test_a_slow_task_is_started_a_second_time(
+    cluster: Any,
+    ray_engine: Engine,
+    hasty_copies: None,
+    tmp_path: Path,
+    outlive: Callable[..., list[Any]],
+) -> None:
+    """The worker of the first task is stopped, so only the copy ends; the stopped worker is ended too."""
+    begun, notes = tmp_path / "begun", []
+    tasks = [(stop_once(begun),), *[(NODE_ID,)] * 6]
+    with open_engine("ray", cluster.address, notes.append) as engine:
+        results = engine.run(eval, tasks, workers=1, memory=MEMORY, copies=True)
+        nodes = dict(results)
+    assert sorted(nodes) == list(range(7))
+    (note,) = notes
+    assert note.startswith("eval is started a second time: it has run for ")
+    assert not outlive(
+        [psutil.Process(int(pid)) for pid in [begun.read_text()] if psutil.pid_exists(int(pid))]
+    )
+
+
+def test_the_result_of_the_faster_copy_is_used_once(
+    cluster: Any, ray_engine: Engine, hasty_copies: None, tmp_path: Path
+) -> None:
+    """The first copy ends before the second one, which waits forever and is ended."""
+    begun = tmp_path / "begun"
+    wait = f"{WAIT} if __import__('os').path.exists({str(begun)!r}) else "
+    slow = f"(open({str(begun)!r}, 'w').close(), __import__('time').sleep(6), 7)[-1]"
+    tasks = [(wait + slow,), *[("1",)] * 4]
+    results = list(ray_engine.run(eval, tasks, workers=2, memory=MEMORY, copies=True))
+    assert sorted(results) == [(0, 7), (1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+def test_without_copies_a_slow_task_runs_once(ray_engine: Engine, hasty_copies: None, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tasks = [(logged(log, 0, "__import__('time').sleep(4)"),), *[("1",)] * 3]
+    assert len(list(ray_engine.run(eval, tasks, workers=1, memory=MEMORY))) == 4
+    assert log.read_text().split() == ["0"]
+
+
 def test_an_exception_between_results_ends_the_tasks(
     ray_engine: Engine, tmp_path: Path, outlive: Callable[..., list[Any]]
 ) -> None:
@@ -170,6 +222,18 @@ def test_without_the_node_of_this_machine_nothing_is_repeated() -> None:
 def test_more_memory_than_any_node_has_is_refused(ray_engine: Engine) -> None:
     with pytest.raises(BudgetError, match="no machine of the cluster has enough memory for a task"):
         list(ray_engine.run(eval, [("1",)], workers=1, memory=1 << 45))
+
+
+def test_a_full_object_store_is_reported(ray_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises this when the disk is full, to which it moves objects."""
+    ray = pytest.importorskip("ray")
+
+    def put(value: object) -> None:
+        raise ray.exceptions.OutOfDiskError("Local disk is full")
+
+    monkeypatch.setattr(ray, "put", put)
+    with pytest.raises(EngineError, match="Ray cannot store the arguments of a task; found out of disk"):
+        list(ray_engine.run(eval, [("1",)], workers=1, memory=MEMORY))
 
 
 # --- checks of nodes ----------------------------------------------------------
@@ -201,6 +265,8 @@ def test_paths_that_workers_cannot_see_are_refused(
 OTHERS = """
 import sys
 from itertools import repeat
+import ray
+import hexdata.order
 from hexdata.engine import open_engine
 from hexdata.errors import EngineError
 
@@ -209,6 +275,13 @@ def work(engine):
         pass
 
 with open_engine("ray", sys.argv[1]) as engine:
+    engine.require([])
+    code = "__import__('hexdata.order').order.__file__"
+    for _, path in engine.run(eval, [(code,)] * 6, workers=2, memory=1 << 20):
+        print(path != hexdata.order.__file__ and open(path).read() == open(hexdata.order.__file__).read())
+
+ray.init(sys.argv[1], log_to_driver=False)  # without the code of this process
+with open_engine("ray") as engine:
     for call in (lambda: engine.require([]), lambda: work(engine)):
         try:
             call()
@@ -217,12 +290,13 @@ with open_engine("ray", sys.argv[1]) as engine:
 """
 
 
-def test_other_versions_are_refused(
+def test_other_versions(
     cluster: Any, ray_engine: Engine, third_node: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """A node whose hexdata differs by one line is refused at the start, and when it joins later.
+    """A node whose hexdata differs by one line runs the code of the command, and is refused without it.
 
-    In a separate process, because workers search modules in their driver's working directory first.
+    It is refused at the start, and when it joins later. In a separate process, because workers search modules
+    in their driver's working directory first.
     """
     package = Path(hexdata.__file__).parent
     shutil.copytree(package, tmp_path / "other" / "hexdata", ignore=shutil.ignore_patterns("__pycache__"))
@@ -231,12 +305,50 @@ def test_other_versions_are_refused(
     ray_engine.require([])
     with third_node(env_vars={"PYTHONPATH": str(tmp_path / "other")}) as node:
         command = [sys.executable, "-c", OTHERS, cluster.address]
-        run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    before, later = run.stdout.splitlines()
+        run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    *same, before, later = run.stdout.splitlines()
+    assert same == ["True"] * 6
     assert f"({node.node_id[:8]}) has other versions" in before
     for message in (before, later):
         assert "has other versions than this process; found hexdata" in message
         assert "Install the same versions on every machine" in message
+
+
+DEATHS = """
+import os, sys
+from hexdata.cli.app import using_engine
+
+def tasks():
+    yield (sys.argv[2],)
+    while not os.path.exists(sys.argv[4]):
+        yield (sys.argv[3],)
+
+with using_engine("ray", sys.argv[1]) as engine:
+    for _ in engine.run(eval, tasks(), workers=1, memory=1 << 20):
+        pass
+"""
+
+
+def test_each_death_prints_one_line(
+    cluster: Any, ray_engine: Engine, third_node: Callable[..., Any], tmp_path: Path
+) -> None:
+    """A worker dies, then a node. Ray itself would print 900 characters, then 22 lines."""
+    died, begun, removed = (tmp_path / name for name in ("died", "begun", "removed"))
+    os.mkfifo(begun)
+    die_once = f"__import__('os').path.exists({str(died)!r}) or "
+    die_once += f"(open({str(died)!r}, 'w').close(), __import__('os')._exit(9))"
+    with third_node() as node:
+        wait_there = f"{NODE_ID} != {node.node_id!r} or (open({str(begun)!r}, 'w').close(), {WAIT})"
+        command = [sys.executable, "-c", DEATHS, cluster.address, die_once, wait_there, str(removed)]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as run:
+            begun.read_bytes()
+            cluster.remove_node(node, allow_graceful=False)
+            removed.touch()
+            _, printed = run.communicate()
+    worker, other = printed.splitlines()
+    assert worker == "note: eval is repeated, attempt 2 of 5: worker crashed"
+    assert other.startswith("note: eval is repeated, attempt ")
 
 
 # --- connecting -----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import pytest
 
 from hexdata.board import unpack_boards
 from hexdata.errors import ConfigError, StoreError, StoreLockedError
-from hexdata.export import ExportOptions, export_shards
+from hexdata.export import ExportOptions, export_shards, run
 from hexdata.progress import Silent
 from hexdata.shards.blocks import block_to_policy, columns_to_block, members_to_block
 from hexdata.shards.format import read_blocks
@@ -22,6 +21,7 @@ from hexdata.shards.manifest import ShardManifest
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.verify import verify_store
+from tests.ledger_units import read_units
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, KillAtEveryChange, StoreBytes
@@ -151,8 +151,7 @@ def test_other_options_replace_the_shards(
 
 
 def finished(store: Path) -> list[str]:
-    ledger = store / ".work" / "export" / "progress.json"
-    return list(json.loads(ledger.read_bytes())["done"]) if ledger.exists() else []
+    return list(read_units(store / ".work" / "export" / "progress.json"))
 
 
 def inodes(store: Path) -> dict[str, int]:
@@ -240,3 +239,57 @@ def test_a_locked_store_is_not_changed(store: Path, shuffled: Path, store_bytes:
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ExportOptions(**options)
+
+
+# --- many shards --------------------------------------------------------------------------------------
+
+
+def test_several_shards_per_task_change_neither_bytes_nor_the_ledger(
+    store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers with one task each write the six shards in groups of three."""
+    monkeypatch.setattr(run, "_TASKS_PER_WORKER", 1)
+    options = ExportOptions(**SIZES, workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        export_shards(store, options, Stop(4))
+    assert len(finished(store)) == 3
+    monkeypatch.setattr(run, "_MAX_FILES_PER_TASK", 2)
+    assert export_shards(store, options).resumed == 3
+    assert store_bytes(store) == undisturbed
+
+
+# --- policies -----------------------------------------------------------------------------------------
+
+
+def test_policies_are_counted_by_the_shuffle(
+    store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = {split: rows_of(store, split)["policy"].is_valid().to_pylist().count(True) for split in SHARDS}
+    assert Store.open(store).manifest.stages["shuffle"]["policies"] == counted
+    assert any(counted.values())
+    with monkeypatch.context() as patch:
+        patch.delattr("hexdata.export.shards.duckdb_session")  # nothing is scanned
+        export_shards(store, ExportOptions(**SIZES, workers=1))
+    assert store_bytes(store) == undisturbed
+
+
+def test_policies_of_a_store_of_an_earlier_release_are_found(
+    store: Path, undisturbed: dict[str, str]
+) -> None:
+    opened = Store.open(store)
+    del opened.manifest.stages["shuffle"]["policies"]
+    opened.manifest.save(store)
+    export_shards(store, ExportOptions(**SIZES, workers=1))
+    shards = {name: f.sha256 for name, f in Store.open(store).manifest.files_in("shards").items()}
+    assert shards == {name: undisturbed[name] for name in shards}
+    verify_store(store).require()
+
+
+def test_a_wrong_number_of_policies_is_refused(store: Path) -> None:
+    opened = Store.open(store)
+    opened.manifest.stages["shuffle"]["policies"] = dict.fromkeys(SHARDS, 0)
+    opened.manifest.save(store)
+    failed = [check.detail for check in verify_store(store).checks if not check.ok]
+    assert ["wrong policies" in detail for detail in failed] == [True]
+    with pytest.raises(StoreError, match="contain policies, but the manifest records none"):
+        export_shards(store, ExportOptions(**SIZES, workers=1))

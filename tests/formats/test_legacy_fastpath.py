@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.errors import FormatError
-from hexdata.formats.legacy import LegacyReader, reader
+from hexdata.formats.legacy import LegacyReader, fastpath, reader
+from hexdata.formats.legacy import examples as legacy_examples
 from tests.legacy_pickles import Player
 
 pytestmark = pytest.mark.usefixtures("hex_ai")
@@ -64,6 +65,8 @@ INTEGERS = st.sampled_from(
     [0, 1, 7, 255, 256, 65_534, 65_535, 1 << 20, (1 << 31) - 1, 1 << 31, -1, -(1 << 31)]
 )
 SOME = st.integers(0, 3)
+PORTIONS = st.sampled_from([1, 1_000, 1 << 20])
+"""Bytes of examples that are packed at a time."""
 
 
 @st.composite
@@ -107,10 +110,20 @@ def examples(draw):
 
 
 @settings(max_examples=80, deadline=None)
-@given(examples(), st.sampled_from([40, 200, 1_500, 64 << 10]), st.integers(2, 5), st.booleans())
-def test_both_paths_give_the_same_result(items, frame, protocol, shuffled):
+@given(
+    examples(),
+    st.sampled_from([40, 200, 1_500, 64 << 10]),
+    st.integers(2, 5),
+    st.booleans(),
+    PORTIONS,
+    PORTIONS,
+)
+def test_both_paths_give_the_same_result(items, frame, protocol, shuffled, fast_portion, plain_portion):
     header = {"shuffling_stats": {}} if shuffled else {"processing_stats": {"all_games": 1}}
-    header = assert_same(dumps({"examples": items, **header}, frame, protocol))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fastpath, "PORTION", fast_portion)
+        patch.setattr(legacy_examples, "PORTION", plain_portion)
+        header = assert_same(dumps({"examples": items, **header}, frame, protocol))
     assert isinstance(header, tuple)
 
 

@@ -12,6 +12,7 @@ from hexdata.errors import ConfigError
 from hexdata.loader import Loader
 from hexdata.loader.mixture import Mixture
 from tests.loader.loops import Steps, check_loops, run_loop
+from tests.pairs import paired
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -26,7 +27,7 @@ MODES: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     ("options", "remainder", "world_size"),
     [
-        *itertools.product(MODES, ("short", "pad", "drop"), (1, 2, 3)),
+        *paired(MODES, ("short", "pad", "drop"), (1, 2, 3)),
         ({"where": "position_id % 3 = 0"}, "short", 2),
     ],
 )

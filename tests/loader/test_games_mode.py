@@ -28,6 +28,7 @@ from tests.loader.game_stores import (
     write_shards,
     write_store,
 )
+from tests.pairs import FULL
 
 BOARD_SIZE = 5
 CELLS = BOARD_SIZE * BOARD_SIZE
@@ -550,7 +551,7 @@ CHANGED = tuple(COMPARED[i] for i in (1, 3, 7, 8, 9, 10))
 """Options with which changed games are compared: all conditions, which scan the labels."""
 
 
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", range(16 if FULL else 6))
 def test_random_changes_to_random_games(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """Also with row groups and scanned blocks that end within games."""
     rng = np.random.default_rng(seed)

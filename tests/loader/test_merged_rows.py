@@ -17,6 +17,7 @@ from hexdata.selection import SelectionOptions
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from tests.loader.game_stores import SEARCHED, Row, add_search, position_rows, sample_games, write_store
+from tests.pairs import FULL
 
 N = 3
 FIELDS = ("board", "policy", "value", "weight", "extra.count", "position_id", "move", "policy_mask")
@@ -63,33 +64,36 @@ def contents(loader: Loader) -> dict[str, np.ndarray]:
     return {name: array[order] for name, array in joined.items()}
 
 
-@pytest.mark.parametrize("weight", ["count", "root"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"where": "position_in_game < 4"},
-        {"where": "weight > 1.5 AND extra.count >= 2"},
-        {"weights": "weight"},
-        {"final_policy": "skip"},
-        {"final_policy": "uniform", "planes": 3},
-        {"board": "packed"},
-        {"board": "fill", "fields": ("board", "policy", "position_id")},
-        {"symmetry": True, "seed": 3},
-        {"split": "val"},
-        {"fields": ("position_id", "policy_mask")},
-        {"fields": ("position_id", "move", "value", "player_to_move", "game_id", "total_positions")},
-    ],
-    ids=str,
-)
-def test_games_mode_merges_as_the_shuffle_does(
-    stores: dict[str, Path], weight: Any, options: dict[str, Any]
-) -> None:
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"where": "position_in_game < 4"},
+    {"where": "weight > 1.5 AND extra.count >= 2"},
+    {"weights": "weight"},
+    {"final_policy": "skip"},
+    {"final_policy": "uniform", "planes": 3},
+    {"board": "packed"},
+    {"board": "fill", "fields": ("board", "policy", "position_id")},
+    {"symmetry": True, "seed": 3},
+    {"split": "val"},
+    {"fields": ("position_id", "policy_mask")},
+    {"fields": ("position_id", "move", "value", "player_to_move", "game_id", "total_positions")},
+]
+
+
+@pytest.mark.parametrize("number", range(len(OPTIONS)), ids=lambda number: str(OPTIONS[number]))
+def test_games_mode_merges_as_the_shuffle_does(stores: dict[str, Path], number: int) -> None:
+    """All options with one of the weights on each store, and with the other weight on the other store."""
+    searched = "root_value" in Loader(stores["count"], mode="games").games.targets  # type: ignore[union-attr]
+    for weight in ("count", "root") if FULL else (("count", "root")[(number + searched) % 2],):
+        compare_modes(stores[weight], weight, OPTIONS[number], searched)
+
+
+def compare_modes(store: Path, weight: Any, options: dict[str, Any], searched: bool) -> None:
     given = {"fields": FIELDS, "shuffle": False, "batch_size": 17, **options}
-    if "root_value" in Loader(stores[weight], mode="games").games.targets and "fields" not in options:  # type: ignore[union-attr]
+    if searched and "fields" not in options:
         given["fields"] = (*FIELDS, "root_value", "visits", "extra.temperature")
-    ours = contents(Loader(stores[weight], mode="games", merge="positions", merge_weight=weight, **given))
-    theirs = contents(Loader(stores[weight], mode="exact", **given))
+    ours = contents(Loader(store, mode="games", merge="positions", merge_weight=weight, **given))
+    theirs = contents(Loader(store, mode="exact", **given))
     assert ours.keys() == theirs.keys()
     for name in ours if options.get("board") != "fill" else ("policy", "position_id"):
         assert ours[name].dtype == theirs[name].dtype

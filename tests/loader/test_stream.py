@@ -24,6 +24,7 @@ from hexdata.shards.blocks import Block, block_fields, block_to_policy, fields_o
 from hexdata.shards.locate import make_source
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.sources import WHOLE_FILE, ByteRange, ByteStream, FolderSource, ShardSource
+from tests.pairs import every_pair
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -77,9 +78,7 @@ def run_world(
 # --- order --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("remainder", ["short", "drop", "pad"])
-@pytest.mark.parametrize("batch", [4, 12, 36, 400])
+@every_pair(batch=[4, 12, 36, 400], remainder=["short", "drop", "pad"], shuffle=[True, False])
 def test_every_position_once_for_any_ranks_and_workers(
     shards: ShardFolder, batch: int, remainder: str, shuffle: bool
 ) -> None:
@@ -355,9 +354,7 @@ def test_no_position_of_a_window_with_a_damaged_shard_is_delivered(
     assert not lost & set(delivered)
 
 
-@pytest.mark.parametrize("how", FAULTS)
-@pytest.mark.parametrize("location", ["{folder}", "pipe:cat {folder}/{{name}} 2>&-"])
-@pytest.mark.parametrize("remainder", ["short", "pad"])
+@every_pair(remainder=["short", "pad"], location=["{folder}", "pipe:cat {folder}/{{name}} 2>&-"], how=FAULTS)
 def test_damaged_shards_are_skipped_and_reported(
     make_shards: MakeShards, how: str, location: str, remainder: str
 ) -> None:

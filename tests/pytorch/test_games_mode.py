@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader  # noqa: E402 - only where PyTorch is
 from hexdata.torch import LoaderDataset, TorchLoader  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # 3 workers on 2 cores
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # fork
 ]
 

@@ -39,7 +39,6 @@ from hexdata.torch import (  # noqa: E402
 )
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # 3 workers on 2 cores
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # fork
 ]
 

@@ -18,7 +18,6 @@ torch = pytest.importorskip("torch")
 from hexdata.torch import DeviceLoader, LoaderDataset, TorchLoader, as_tensors  # noqa: E402 - only where PyTorch is
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # 3 workers on 2 cores
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
 

@@ -23,6 +23,7 @@ from hexdata.quality.measure import Sampling, measure_split
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.store.session import duckdb_session
+from tests.pairs import every_pair
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, WriteOddStore
@@ -403,9 +404,7 @@ def test_rows_without_a_game_count_as_single_games(arrange: Arrange) -> None:
     assert abs(found["rank"].z) < DEVIATIONS
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9, 40])
-@pytest.mark.parametrize("games", ["one", "many", "none"])
-@pytest.mark.parametrize("choices", [{}, {"assign": "game"}])
+@every_pair(rows=[1, 2, 3, 4, 5, 9, 40], games=["one", "many", "none"], choices=[{}, {"assign": "game"}])
 def test_a_handful_of_rows_passes(arrange: Arrange, rows: int, games: str, choices: dict[str, str]) -> None:
     ids = {"one": np.zeros(rows, int), "many": np.arange(rows) // 3, "none": np.full(rows, -1)}[games]
     values = np.random.default_rng(rows).integers(0, 2, rows).astype(float)

@@ -20,7 +20,7 @@ import pytest
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import ConfigError, StoreError
 from hexdata.export import ExportOptions, export_shards
-from hexdata.report import REPORT_NAME, Report, make_page, write_report
+from hexdata.report import REPORT_NAME, Report, charts, make_page, write_report
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.store.journal import JOURNAL_NAME
@@ -77,6 +77,23 @@ def page_of(store: Path) -> tuple[Report, Page]:
     return report, Page((store / REPORT_NAME).read_text(encoding="utf-8"))
 
 
+@pytest.fixture(scope="module")
+def good_store(demo_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(demo_store, tmp_path_factory.mktemp("good") / "store")
+
+
+@pytest.fixture(scope="module")
+def good(good_store: Path) -> tuple[Report, Page]:
+    """The report on the demo store, and its page."""
+    return page_of(good_store)
+
+
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no charts, which take most of the time of a page."""
+    monkeypatch.setattr(charts, "draw_chart", lambda *_, **__: "<svg></svg>")
+
+
 def check(page: Page) -> None:
     """Check the properties that every page must have."""
     assert page.open == []
@@ -108,24 +125,21 @@ def levels(report: Report) -> list[str]:
 
 
 def test_page_at_every_stage(
-    demo_store: Path, trmph_store: Path, odd_shuffled: Path, copy_store: CopyStore
+    good: tuple[Report, Page], trmph_store: Path, odd_shuffled: Path, copy_store: CopyStore
 ) -> None:
     anchors = {"lengths", "tiers", "openings", "sources", "stages", "lineage", "dispersion"}
     mixed = {"batches", "neighbours", "values", "figures"}
-    for name, (made, shuffled) in {
-        "converted": (trmph_store, False),
-        "shuffled": (odd_shuffled, True),
-        "exported": (demo_store, True),
-    }.items():
-        _, page = page_of(copy_store(made, name))
+    converted = page_of(copy_store(trmph_store, "converted"))
+    shuffled = page_of(copy_store(odd_shuffled, "shuffled"))
+    for (_, page), is_shuffled in ((converted, False), (shuffled, True), (good, True)):
         check(page)
         found = {attributes.get("id") for attributes in page.of("section")}
-        assert found - {None} == anchors | (mixed if shuffled else set())
+        assert found - {None} == anchors | (mixed if is_shuffled else set())
         assert [a["href"] for a in page.of("a")] == [f"#{a['id']}" for a in page.of("section") if "id" in a]
 
 
-def test_the_page_lets_nothing_run_or_load(demo_store: Path, copy_store: CopyStore) -> None:
-    _, page = page_of(copy_store(demo_store))
+def test_the_page_lets_nothing_run_or_load(good: tuple[Report, Page]) -> None:
+    _, page = good
     (policy,) = [
         meta["content"] for meta in page.of("meta") if meta.get("http-equiv") == "Content-Security-Policy"
     ]
@@ -135,8 +149,8 @@ def test_the_page_lets_nothing_run_or_load(demo_store: Path, copy_store: CopySto
     assert allowed == dict.fromkeys(("default-src", "base-uri", "form-action"), "'none'")
 
 
-def test_verdict_of_a_good_store(demo_store: Path, copy_store: CopyStore) -> None:
-    report, page = page_of(copy_store(demo_store))
+def test_verdict_of_a_good_store(demo_store: Path, good: tuple[Report, Page]) -> None:
+    report, page = good
     assert report.verdict.level == "good"
     assert levels(report) == ["good", "good", "good"]
     assert report.verdict.headline == "Indistinguishable from a random shuffle, complete, ready for training."
@@ -150,6 +164,7 @@ def test_verdict_of_a_good_store(demo_store: Path, copy_store: CopyStore) -> Non
     assert "not recorded" not in page.said
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_singular_and_plural(tmp_path: Path) -> None:
     """Two games of 5 and 7 positions, the second one twice: 5, 7, 7 have median 7 and mean 19/3."""
     source = tmp_path / "in" / "games.trmph"
@@ -182,8 +197,8 @@ def test_boards_have_a_legend(tmp_path: Path) -> None:
     assert page.text.count("share won by blue") == 1
 
 
-def test_the_page_mentions_sampling(demo_store: Path, copy_store: CopyStore) -> None:
-    report, whole = page_of(copy_store(demo_store))
+def test_the_page_mentions_sampling(good: tuple[Report, Page]) -> None:
+    report, whole = good
     assert "were measured on" not in whole.said
     assert report.facts.quality is not None
     sampled = replace(report.facts.quality, sampled_before=100)
@@ -192,6 +207,7 @@ def test_the_page_mentions_sampling(demo_store: Path, copy_store: CopyStore) -> 
     assert page.said.count("were measured on") == 1
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_converted_store_can_be_trained_from_or_shuffled(trmph_store: Path, copy_store: CopyStore) -> None:
     report, page = page_of(copy_store(trmph_store))
     assert levels(report) == ["note", "good", "note"]
@@ -238,6 +254,7 @@ def test_a_shuffle_older_than_the_positions_is_out_of_date(
     assert report.facts.quality is None
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_missing_positions_are_bad(demo_store: Path, copy_store: CopyStore) -> None:
     """A count in the manifest is inconsistent."""
     store = Store.open(copy_store(demo_store))
@@ -249,6 +266,7 @@ def test_missing_positions_are_bad(demo_store: Path, copy_store: CopyStore) -> N
     assert "The shuffle has" in page.said
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_missing_files_are_bad(demo_store: Path, copy_store: CopyStore) -> None:
     """The report does not read shards but checks that they exist."""
     store = copy_store(demo_store)

@@ -15,6 +15,7 @@ from hexdata.order import uniform_draw
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
 from hexdata.store import Store
+from tests.ledger_units import read_units
 from tests.shuffle.shuffle_script import AHEAD
 
 if TYPE_CHECKING:
@@ -74,8 +75,7 @@ def undisturbed(
 
 def finished_files(store: Path) -> dict[Path, int]:
     """Return the inode of each finished file in the ledger."""
-    ledger = store / ".work" / "shuffle" / "shuffling_progress.json"
-    names = json.loads(ledger.read_bytes())["done"] if ledger.exists() else {}
+    names = read_units(store / ".work" / "shuffle" / "shuffling_progress.json")
     return {store / name: (store / name).stat().st_ino for name in names if name.startswith("shuffled/")}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from hexdata.export import ExportOptions, export_shards
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
 from hexdata.store import Store
+from tests.ledger_units import read_units
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, KillAtEveryChange, StoreBytes
@@ -44,9 +44,7 @@ def undisturbed(odd_store: Path, copy_store: CopyStore, store_bytes: StoreBytes)
 
 def finished(store: Path) -> list[str]:
     """Return the finished units in the ledger of a stopped shuffle."""
-    ledger = store / LEDGER
-    done = json.loads(ledger.read_bytes())["done"] if ledger.exists() else {}
-    return [name for name in done if name != "layout"]
+    return [name for name in read_units(store / LEDGER) if name != "layout"]
 
 
 def inodes(store: Path) -> dict[str, int]:

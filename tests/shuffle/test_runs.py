@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.errors import StoreError
 from hexdata.shuffle.runs import (
+    MergedRunIndex,
     RunIndex,
     RunPiece,
     as_run,
@@ -48,7 +51,7 @@ def test_pieces_hold_the_rows_of_their_unit_in_order(
     paths = [folder / f"{number}.arrow" for number in range(len(units))]
     for path, rows, unit in zip(paths, tables, units, strict=True):
         assert write_run(path, rows, np.array(unit, np.uint32)) == path.stat().st_size
-    runs = RunIndex(paths)
+    runs = RunIndex.read(paths)
     for number in {*np.concatenate(units).tolist(), 70_001}:
         plain = [
             row
@@ -62,6 +65,43 @@ def test_pieces_hold_the_rows_of_their_unit_in_order(
         ids = [i for column in read_column(pieces, SCHEMA, "position_id") for i in column.to_pylist()]
         assert ids == [row["position_id"] for row in plain]
         assert all(piece.bytes >= 40 * piece.rows for piece in pieces)
+
+
+@settings(max_examples=25)
+@given(UNITS, st.integers(1, 400), st.integers(0, 70_000), st.integers(1, 70_000), st.integers(1, 70_000))
+def test_a_merged_index_returns_the_pieces_of_the_runs(
+    tmp_path_factory: pytest.TempPathFactory,
+    units: list[list[int]],
+    block_bytes: int,
+    start: int,
+    first: int,
+    second: int,
+) -> None:
+    """Whatever it keeps in memory. The ranges of the pieces of a few units adjoin those of the next ones."""
+    folder = tmp_path_factory.mktemp("runs")
+    paths = [folder / f"{number}.arrow" for number in range(len(units))]
+    for path, unit in zip(paths, units, strict=True):
+        write_run(path, run_rows(len(unit)), np.array(unit, np.uint32))
+    whole = RunIndex.read(paths)
+    parts = [range(start), range(start, start + first), range(start + first, start + first + second)]
+    with closing(MergedRunIndex(paths, folder / "spill", block_bytes=block_bytes)) as merged:
+        found = [merged.only(part) for part in [*parts, parts[0], range(200_000)]]
+    for part, index in zip(parts, found[:3], strict=True):
+        for unit in {unit for own in units for unit in own if unit in part}:
+            assert index.pieces(unit) == whole.pieces(unit)
+    assert [unit for index in found[:3] for unit in index.table["unit"]] == [
+        unit for unit in whole.table["unit"] if unit < parts[2].stop
+    ]
+    assert found[3].table.tolist() == found[0].table.tolist()
+    assert found[4].table.tolist() == whole.table.tolist()
+    assert not any((folder / "spill").glob("*"))
+    spans: dict[Path, list[tuple[int, int]]] = {path: [] for path in paths}
+    for index in found[:3]:
+        for path, begin, stop in index.spans():
+            spans[path].append((begin, stop))
+    covered = [(path, own[0][0], own[-1][1]) for path, own in spans.items() if own]
+    assert all(before[1] == after[0] for own in spans.values() for before, after in pairwise(own))
+    assert covered == whole.only(range(parts[2].stop)).spans()
 
 
 def test_joined_columns_are_the_concatenated_batches() -> None:
@@ -78,7 +118,7 @@ def test_a_damaged_run_is_named(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "run.arrow"
     path.write_bytes(damage)
     with pytest.raises(StoreError, match=rf"{path}: .*missing or damaged.*Remove {tmp_path} and run"):
-        RunIndex([path])
+        RunIndex.read([path])
     path.unlink()
     with pytest.raises(StoreError, match="missing or damaged"):
         list(read_pieces([RunPiece(path, 1, 1, 0, 100, 0)], SCHEMA))
@@ -88,7 +128,7 @@ def test_a_run_damaged_after_its_index_was_read(tmp_path: Path) -> None:
     path = tmp_path / "run.arrow"
     write_run(path, run_rows(ROWS), np.arange(ROWS) // 60)
     content = bytearray(path.read_bytes())
-    runs = RunIndex([path])
+    runs = RunIndex.read([path])
     content[1_000:-2_000] = bytes(len(content) - 3_000)
     path.write_bytes(content)
     with pytest.raises(StoreError, match="missing or damaged"):
@@ -102,7 +142,7 @@ import pyarrow as pa
 from hexdata.shuffle.runs import RunIndex, read_pieces, run_schema
 
 pa.set_memory_pool(pa.system_memory_pool())
-runs = RunIndex([Path(sys.argv[1])])
+runs = RunIndex.read([Path(sys.argv[1])])
 size = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0]) + (32 << 20)
 resource.setrlimit(resource.RLIMIT_AS, (size, size))
 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +67,15 @@ def test_limits_depend_on_the_memory_of_the_rows(wide_store: Path, tmp_path: Pat
     assert limits.sort_rows <= make_limits(options, 900, mean - 1, widest).sort_rows
 
 
+def test_footers_give_the_games_of_each_file(trmph_store: Path, tmp_path: Path) -> None:
+    """Also if the name of the store contains characters that are special in patterns."""
+    store = shutil.copytree(trmph_store, tmp_path / "store[1]*")
+    made, paths = prepared(store, tmp_path), Store.open(store).files("positions")
+    games = [{*pq.read_table(path)["game_id"].to_pylist()} for path in paths]
+    assert made.placement.game_ranges == tuple(range(min(ids), max(ids) + 1) for ids in games)
+    assert len({*made.placement.game_ranges}) == len(paths) > 1
+
+
 def test_a_selection_of_wide_rows_lowers_the_limits(wide_store: Path, tmp_path: Path) -> None:
     everything = prepared(wide_store, tmp_path).limits
     chosen = prepared(wide_store, tmp_path, where="length(metadata) > 1000").limits
@@ -89,15 +99,14 @@ def test_runs_contain_fewer_wide_rows(
         targets=(),
         layout=made.layout,
         limits=limits,
-        placement=made.placement,
         retry=RetryPolicy(),
     )
-    sizes = scattering.scatter(Slice(0, 0, 900), TaskReport())
+    sizes = scattering.scatter(Slice(0, 0, 900), made.placement.slice_sql(0, 900), TaskReport())
     runs = [
         pa.Table.from_batches(
             batch
             for unit in range(made.layout.units)
-            for batch in read_pieces(RunIndex([path]).pieces(unit), run_schema(5))
+            for batch in read_pieces(RunIndex.read([path]).pieces(unit), run_schema(5))
         )
         for path in sorted(tmp_path.glob("run-*"))
     ]

@@ -26,6 +26,7 @@ from hexdata.store import Store
 from hexdata.store.integrity import find_damage
 from hexdata.store.manifest import Manifest
 from hexdata.verify import verify_store
+from tests.pairs import every_pair
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, DemoTrmph
@@ -89,9 +90,7 @@ class Failing:
         return self.function(*args, **kwargs)
 
 
-@pytest.mark.parametrize("code", HINTS, ids=errno.errorcode.get)
-@pytest.mark.parametrize("call", ["fsync", "flock", "write"])
-@pytest.mark.parametrize("stage", STAGES)
+@every_pair(stage=STAGES, call=["fsync", "flock", "write"], code=HINTS)
 def test_every_failing_call_gives_one_message(
     stage: str,
     call: str,
@@ -161,9 +160,7 @@ CALLS: dict[str, tuple[Any, str]] = {
 """Functions of the system that take a path or a file, by what they do."""
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("stage", STAGES)
+@every_pair(stage=STAGES, call=CALLS, code=[errno.EIO, errno.ENOSPC])
 def test_every_failing_call_with_a_path_gives_one_message(
     stage: str,
     call: str,

@@ -149,7 +149,7 @@ def test_several_damaged_inputs_are_counted(whole: Path, copy_store: CopyStore) 
         export_shards(store, ExportOptions(shard_size=64, block_size=64, workers=1))
 
 
-@pytest.mark.parametrize("folder", ["positions", "games", "sources"])
+@pytest.mark.parametrize("folder", ["games", "sources"])
 def test_convert_refuses_damaged_tables(
     folder: str, whole: Path, inputs: Path, copy_store: CopyStore
 ) -> None:
@@ -160,6 +160,24 @@ def test_convert_refuses_damaged_tables(
     with pytest.raises(StoreError, match=r"altered.*Restore the file from a copy, or convert") as caught:
         convert_sources(inputs, store)
     assert caught.value.path == str(store / name)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_convert_refuses_positions_that_are_missing_or_cut(
+    missing: bool, whole: Path, inputs: Path, copy_store: CopyStore
+) -> None:
+    """It does not read them, so it does not compute their digests."""
+    store = copy_store(whole)
+    path = store / next(iter(Store.open(store).manifest.files_in("positions")))
+    content = path.read_bytes()
+    path.unlink()
+    if not missing:
+        path.write_bytes(content[:-1])
+    with pytest.raises(
+        StoreError, match=r"missing or has another size.*Restore the file from a copy"
+    ) as caught:
+        convert_sources(inputs, store)
+    assert caught.value.path == str(path)
 
 
 def test_an_unreadable_file_is_named(

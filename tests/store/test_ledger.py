@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hexdata.errors import StoreError
-from hexdata.store.files import FileFacts
+from hexdata.storage.local import LocalStorage
+from hexdata.store.files import FileFacts, canonical_json
 from hexdata.store.ledger import Ledger
 
 PLAN = {"seed": 1, "sizes": [3, 4]}
@@ -40,15 +45,17 @@ def test_another_plan_starts_from_scratch_and_empties_the_ledger(path: Path) -> 
     assert len(Ledger(path, "shuffle", PLAN)) == 0
 
 
-def test_many_units_are_saved_in_batches(tmp_path: Path) -> None:
-    """At most 1/256 of the units can be lost, and the bytes written grow linearly."""
+def test_saves_append_only_the_new_units(tmp_path: Path) -> None:
+    """At most 1/256 of the units can be lost, and what is on disk is never written again."""
     path, most = tmp_path / "progress.json", 700
     ledger = Ledger(path, "shuffle", PLAN)
-    last, saves = -1, 0
+    before, saves = b"", 0
     for number in range(most):
-        ledger.finish_buffered(str(number), {"rows": number})
-        inode = path.stat().st_ino
-        saves, last = saves + (inode != last), inode
+        saved = ledger.finish_buffered(str(number), {"rows": number})
+        content = path.read_bytes()
+        assert content.startswith(before)
+        assert saved == (content != before)
+        saves, before = saves + saved, content
         if number % 97 == 0:
             kept = len(Ledger(path, "shuffle", PLAN))
             assert number + 1 - kept <= number / 256
@@ -56,17 +63,87 @@ def test_many_units_are_saved_in_batches(tmp_path: Path) -> None:
     ledger.save()
     again = Ledger(path, "shuffle", PLAN)
     assert [again[str(number)] for number in range(most)] == [{"rows": n} for n in range(most)]
+    again.finish("0", {"rows": -1})
+    assert Ledger(path, "shuffle", PLAN)["0"] == {"rows": -1}
 
 
-@pytest.mark.parametrize(
-    ("found", "altered"), [('"rows": 3', '"rows": 4'), ('"rows": 3', '"row": 3'), ('"a"', '"c"')]
-)
-def test_altered_units_are_refused(path: Path, found: str, altered: str) -> None:
-    content = path.read_text()
-    path.write_text(content.replace(found, altered))
-    assert path.read_text() != content
+def test_a_torn_last_line_is_dropped_and_replaced(path: Path) -> None:
+    """A process was killed while it appended the unit b."""
+    whole = path.read_bytes()
+    start = len(b"".join(whole.splitlines(keepends=True)[:2]))
+    for size in range(start, len(whole)):
+        path.write_bytes(whole[:size])
+        ledger = Ledger(path, "shuffle", PLAN)
+        assert list(ledger._done) == ["a"]
+        assert path.read_bytes() == whole[:size]
+        ledger.finish("b", {"rows": 4})
+        assert path.read_bytes() == whole
+
+
+def test_a_failed_save_is_repeated_with_the_next_unit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger, extend = Ledger(path, "shuffle", PLAN), LocalStorage.extend
+
+    def fail(self: LocalStorage, data: bytes, size: int) -> bool:
+        extend(self, data[: len(data) // 2], size)
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "extend", fail)
+        with pytest.raises(OSError, match="full"):
+            ledger.finish("c", {"rows": 5})
+    ledger.finish("d", {"rows": 6})
+    assert list(Ledger(path, "shuffle", PLAN)._done) == ["a", "b", "c", "d"]
+
+
+def test_a_ledger_that_was_removed_or_copied_with_links_is_written_whole(path: Path) -> None:
+    ledger, copy = Ledger(path, "shuffle", PLAN), path.with_name("copy")
+    copy.hardlink_to(path)
+    before = copy.read_bytes()
+    ledger.finish("c", {"rows": 5})
+    assert copy.read_bytes() == before
+    assert len(Ledger(path, "shuffle", PLAN)) == 3
+    path.unlink()
+    ledger.finish("d", {"rows": 6})
+    assert len(Ledger(path, "shuffle", PLAN)) == 4
+
+
+def old_ledger(path: Path, units: dict[str, Any]) -> bytes:
+    """Write a ledger as earlier releases did."""
+    done, plan = json.dumps(units), hashlib.sha256(canonical_json(PLAN)).hexdigest()
+    head = json.dumps({"stage": "shuffle", "plan": plan, "sha256": hashlib.sha256(done.encode()).hexdigest()})
+    path.write_text(f'{head[:-1]}, "done": {done}}}')
+    return path.read_bytes()
+
+
+def test_a_ledger_of_an_earlier_release_is_resumed(path: Path) -> None:
+    written = old_ledger(path, {"a": {"rows": 3}})
+    ledger = Ledger(path, "shuffle", PLAN)
+    assert ledger["a"] == {"rows": 3}
+    assert path.read_bytes() == written
+    ledger.finish("b", {"rows": 4})
+    assert len(Ledger(path, "shuffle", PLAN)) == 2
+    old_ledger(path, {"a": {"rows": 3}})
+    assert len(Ledger(path, "shuffle", {**PLAN, "seed": 2})) == 0
+    assert len(Ledger(path, "shuffle", PLAN)) == 0
+    path.write_bytes(written.replace(b'"rows": 3', b'"rows": 4'))
     with pytest.raises(StoreError, match=r"corrupt.*do not match their digest.*Remove progress.json"):
         Ledger(path, "shuffle", PLAN)
+
+
+def test_any_damage_before_the_last_line_is_refused(path: Path) -> None:
+    """Each byte altered or removed, and each line removed, repeated or moved."""
+    whole = path.read_bytes()
+    header, first, second = whole.splitlines(keepends=True)
+    bad = [header + second, header + first + first, header + second + first, first + second]
+    bad += [header + first + header + second, header + b"\n" + first + second]
+    for index in range(len(whole) - 1):
+        bad.append(whole[:index] + bytes([whole[index] ^ 1]) + whole[index + 1 :])
+        bad.append(whole[:index] + whole[index + 1 :])
+    for content in bad:
+        path.write_bytes(content)
+        with pytest.raises(StoreError, match=r"the progress file.*Remove progress.json"):
+            Ledger(path, "shuffle", PLAN)
+        assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -94,6 +171,11 @@ def test_an_invalid_ledger_is_named(path: Path, content: bytes, reason: str) -> 
     assert caught.value.path == str(path)
     assert "Remove progress.json" in str(caught.value)
     assert path.read_bytes() == content
+
+
+def test_a_ledger_of_another_stage_is_refused(path: Path) -> None:
+    with pytest.raises(StoreError, match=r"belongs to another stage.*shuffle.*Remove progress.json"):
+        Ledger(path, "export", PLAN)
 
 
 def test_units_are_checked_against_the_schema_of_the_stage(tmp_path: Path) -> None:

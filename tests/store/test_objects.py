@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hexdata.errors import StoreError, StoreLockedError
-from hexdata.storage import lock, objects
+from hexdata.storage import lock, objects, storage_of
 from hexdata.store import Store
 from hexdata.store.files import write_bytes
+from hexdata.store.ledger import Ledger
 from hexdata.store.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -230,3 +231,21 @@ def test_a_process_that_could_not_renew_its_lock_is_told_that(
         store.writing("shuffle"),
     ):
         store.manifest.save(store.path)
+
+
+def test_a_ledger_in_an_object_store_grows_by_objects(bucket: UPath) -> None:
+    path = bucket / "work" / "progress.json"
+    ledger = Ledger(path, "export", "plan")
+    for number in range(3):
+        ledger.finish(f"{number}", {"rows": number})
+    parts = [path.with_name(f"progress.json.{number:06d}") for number in (1, 2)]
+    assert sorted(storage_of(path.parent).names()) == [path.name, *(part.name for part in parts)]
+    assert len(Ledger(path, "export", "plan")) == 3
+    Ledger(path, "export", "plan").finish("3", {"rows": 3})
+    again = Ledger(path, "export", "plan")
+    assert [again[str(number)] for number in range(4)] == [{"rows": number} for number in range(4)]
+    parts[0].unlink()
+    with pytest.raises(StoreError, match="the progress file is corrupt"):
+        Ledger(path, "export", "plan")
+    assert len(Ledger(path, "export", "another plan")) == 0
+    assert storage_of(path.parent).names() == [path.name]

@@ -175,3 +175,11 @@ def test_a_session_may_be_opened_in_any_thread() -> None:
 def test_other_errors_pass_through() -> None:
     with pytest.raises(RuntimeError, match="mine"), duckdb_session(memory=MEMORY, threads=1):
         raise RuntimeError("mine")
+
+
+@pytest.mark.parametrize(("build_right", "kind"), [(False, "RIGHT"), (True, "LEFT")])
+def test_joins_build_their_hash_table_from_the_right_side(build_right: bool, kind: str) -> None:
+    """DuckDB swaps the sides and the kind of a join if it estimates that the left side is smaller."""
+    query = "EXPLAIN SELECT * FROM range(10) a(i) LEFT JOIN range(1_000_000) b(i) USING (i)"
+    with duckdb_session(memory=MEMORY, threads=1, build_right=build_right) as con:
+        assert f"Join Type: {kind}" in con.sql(query).fetchall()[0][1]

@@ -179,7 +179,7 @@ def test_every_reader_names_wrong_columns(
     found = outcomes(store, games, slow=False)
     table = name.split("/")[0]
     refusing = {
-        "positions": ("shuffle", "convert", "export original"),
+        "positions": ("shuffle", "export original"),
         "games": ("shuffle", "convert"),
         "sources": ("convert",),
     }

@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.legacy.allowlist import EnumValue, PickledScalar, kind_of
-from hexdata.formats.legacy.examples import ArrayKind, CodedColumn, ExampleGroup
+from hexdata.formats.legacy.examples import CodedColumn, ExampleGroup, NumberColumn
 from hexdata.formats.legacy.limits import LegacyLimits
+from hexdata.formats.legacy.payloads import ArrayKind
 from hexdata.formats.legacy.unpickler import ExamplesPlaceholder, irregular_error
 
 __all__ = [
@@ -165,7 +166,10 @@ def _spelled(group: ExampleGroup) -> Iterator[tuple[str, CodedColumn]]:
     columns = {"value": group.value, "player_to_move": group.player_to_move}
     columns |= {field: group.metadata[field] for field in _FIELDS if field in group.metadata}
     for field, column in columns.items():
-        if column is not None:
+        # The spelling of a number depends on its type only, except that of a winner.
+        if isinstance(column, NumberColumn) and field != "winner":
+            yield field, CodedColumn(same, [_SPELLERS.get(field, _spelling)(column.first)])
+        elif column is not None:
             spell = _SPELLERS.get(field, _spelling)
             spellings = [None if value is None else spell(value) for value in column.values]
             yield field, CodedColumn(column.codes, spellings)

@@ -8,47 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.board import MAX_SIZE
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.legacy.allowlist import PickledArray, is_number, kind_of, shortened
 from hexdata.formats.legacy.limits import LegacyLimits
+from hexdata.formats.legacy.payloads import (
+    PORTION,
+    ArrayKind,
+    PackedBoards,
+    PackedPolicies,
+    PayloadPacker,
+)
 
 __all__ = [
-    "ArrayKind",
     "CodedColumn",
     "ExampleGroup",
     "ExampleLayout",
+    "NumberColumn",
     "Reject",
     "group_examples",
     "layout_of",
 ]
 
 Int64Array = npt.NDArray[np.int64]
-UInt8Array = npt.NDArray[np.uint8]
 Reject = Callable[[int, Reason, str], None]
 """Rejects a record, given its index in the block, a reason code and the details."""
 
 _REQUIRED: Final = ("board", "policy", "value")
-_MOST_PAYLOAD: Final = 2 * MAX_SIZE**2 * 8
-"""Size of the largest possible board in bytes."""
 _OPTIONAL: Final = ("player_to_move", "metadata")
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayKind:
-    """Dtype, shape and memory order shared by the arrays of a group."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    fortran: bool
-
-    def __str__(self) -> str:
-        return f"an array {self.dtype} {self.shape}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +79,58 @@ class CodedColumn:
         return cls(codes, distinct.view(numbers.dtype).tolist())
 
     @classmethod
-    def zipped(cls, columns: Sequence[CodedColumn]) -> CodedColumn:
+    def zipped(cls, columns: Sequence[Column]) -> CodedColumn:
         """Return a column of tuples that combine the rows of several columns. Needs at least one column."""
         if len(columns[0].codes) == 1:
             return cls(np.zeros(1, np.intp), [tuple(column.values[column.codes[0]] for column in columns)])
-        mixed = columns[0].codes
-        for column in columns[1:]:
+        varying = [column for column in columns if len(column.values) > 1]
+        if not varying:
+            codes = np.zeros(len(columns[0].codes), np.intp)
+            return cls(codes, [tuple(column.values[0] for column in columns)])
+        mixed = varying[0].codes
+        for column in varying[1:]:
             mixed = np.unique(mixed, return_inverse=True)[1] * len(column.values) + column.codes
         _, rows, codes = np.unique(mixed, return_index=True, return_inverse=True)
         parts = [[column.values[code] for code in column.codes[rows].tolist()] for column in columns]
         return cls(codes, list(zip(*parts, strict=True)))
+
+
+class NumberColumn:
+    """A column of plain Python numbers, or of pairs of integers, that are checked as one array.
+
+    It has the attributes of a :class:`CodedColumn`, which are computed when they are used.
+
+    Args:
+        numbers: Integers or floats (n,), or pairs of integers (n, 2).
+    """
+
+    def __init__(self, numbers: npt.NDArray[Any]) -> None:
+        self.numbers = numbers
+
+    @property
+    def first(self) -> Any:
+        """The value of the first row."""
+        value = self.numbers[0].tolist()
+        return value if self.numbers.ndim == 1 else tuple(value)
+
+    @cached_property
+    def _coded(self) -> CodedColumn:
+        if self.numbers.ndim == 1:
+            return CodedColumn.of_numbers(self.numbers)
+        return CodedColumn.zipped([CodedColumn.of_numbers(part) for part in self.numbers.T.copy()])
+
+    @property
+    def codes(self) -> npt.NDArray[np.intp]:
+        """As in :class:`CodedColumn`."""
+        return self._coded.codes
+
+    @property
+    def values(self) -> list[Any]:
+        """As in :class:`CodedColumn`."""
+        return self._coded.values
+
+
+Column = CodedColumn | NumberColumn
 
 
 @dataclass(slots=True)
@@ -106,13 +140,14 @@ class ExampleGroup:
     layout: ExampleLayout
     indices: Int64Array
     """Index of each example in its block, (n,), ascending."""
-    board: UInt8Array | None
-    """The bytes of the boards, (n, bytes); None if they are not arrays, or too large for a board."""
-    policy: UInt8Array | None
-    value: CodedColumn
-    player_to_move: CodedColumn | None
-    metadata: dict[str, CodedColumn] = field(default_factory=dict)
-    numbers: dict[str, CodedColumn] = field(default_factory=dict)
+    board: PackedBoards | None
+    """None if the boards are not arrays of a valid shape."""
+    policy: PackedPolicies | None
+    """None if the boards or the policies are not arrays of a valid shape."""
+    value: Column
+    player_to_move: Column | None
+    metadata: dict[str, Column] = field(default_factory=dict)
+    numbers: dict[str, Column] = field(default_factory=dict)
     """Columns of the keys ``layout.number_keys``: numbers or None."""
 
 
@@ -184,11 +219,19 @@ def group_examples(
 def _group(layout: ExampleLayout, indices: Int64Array, examples: list[Any]) -> ExampleGroup:
     board, policy, value = (0, 1, 2) if layout.keys is None else _REQUIRED
     has_player = layout.keys is not None and "player_to_move" in layout.keys
+    packer = PayloadPacker(layout.board, layout.policy)
+    if packer.board is not None:
+        portion = max(1, PORTION // len(examples[0][board].payload))
+        for start in range(0, len(examples), portion):
+            part = examples[start : start + portion]
+            packer.add(
+                _payloads([example[board] for example in part]),
+                _payloads([example[policy] for example in part]) if packer.policy else None,
+            )
     return ExampleGroup(
         layout,
         indices,
-        _payloads([example[board] for example in examples], layout.board),
-        _payloads([example[policy] for example in examples], layout.policy),
+        *packer.finish(),
         _objects([example[value] for example in examples]),
         _objects([example["player_to_move"] for example in examples]) if has_player else None,
         {
@@ -209,11 +252,8 @@ def _array_kind(value: object) -> ArrayKind | str:
     return kind_of(value)
 
 
-def _payloads(arrays: list[PickledArray], kind: ArrayKind | str) -> UInt8Array | None:
-    if isinstance(kind, str):
-        return None
-    if len(arrays[0].payload) > _MOST_PAYLOAD:
-        return None  # unused, and copies of a shared payload would take much memory
+def _payloads(arrays: list[PickledArray]) -> npt.NDArray[np.uint8]:
+    """Return the payloads of arrays of one kind, (n, bytes)."""
     joined = b"".join([array.payload for array in arrays])
     return np.frombuffer(joined, np.uint8).reshape(len(arrays), len(arrays[0].payload))
 

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import FormatError
-from hexdata.formats.legacy.examples import CodedColumn, ExampleGroup
+from hexdata.formats.legacy.examples import CodedColumn, Column, ExampleGroup, NumberColumn
 from hexdata.formats.legacy.limits import LegacyLimits
 from hexdata.formats.legacy.memo import Memo
+from hexdata.formats.legacy.payloads import PORTION, PackedBoards, PackedPolicies, PayloadPacker
 from hexdata.formats.legacy.template import (
     ExampleTemplate,
     Reference,
@@ -90,7 +91,7 @@ class FastPath:
         unpickler = self._unpickler
         self._learn()
         while self._known and not self._memo.explicit:  # runs need implicit memo numbers
-            if self._match() or self._skip_frame() or self._match_across_frame():
+            if self._match_across_frame() or self._match() or self._skip_frame():
                 continue
             unpickler.begin_example()
             if len(unpickler.buf) - unpickler.pos >= self._longest + FRAME_BYTES or not unpickler.more():
@@ -107,8 +108,9 @@ class FastPath:
         pair = dict(template.pairs).get(number)
         if pair is None or row >= run.count:
             return None
-        rows = _rows(run.raw, template)[row : row + 1]
-        return int(_numbers(rows, pair[0])[0]), int(_numbers(rows, pair[1])[0])
+        start = row * template.length
+        rest = _rest(_rows(run.raw[start : start + template.length], template), template)
+        return int(_numbers(rest, template, pair[0])[0]), int(_numbers(rest, template, pair[1])[0])
 
     def verify(self) -> None:
         """Check that the runs since the last :meth:`clear` do not refer to objects that were dropped.
@@ -136,22 +138,26 @@ class FastPath:
             self._longest = max(known.length for known in self._known)
 
     def _match(self) -> bool:
-        """Push all consecutive runs that begin here; return False if there is none."""
+        """Push the consecutive runs that begin here; return False if there is none.
+
+        The last one may end before an example in which the frame ends, as few such examples match.
+        """
         unpickler, known = self._unpickler, self._known
         buf, start = unpickler.buf, unpickler.pos
-        view = memoryview(buf)
-        matched = True
-        while matched:
-            matched = False
-            for rank, template in enumerate(known):
-                match = template.pattern.match(buf, unpickler.pos)
+        cut = unpickler.frame_end - unpickler.origin
+        view, pos = memoryview(buf), start
+        while True:
+            for template in known:
+                match = template.pattern.match(buf, pos)
                 if match is not None:
-                    end = match.end()
-                    self._push(rank, view[unpickler.pos : end])
-                    unpickler.pos = end
-                    matched = True
                     break
-        return unpickler.pos > start
+            else:
+                return pos > start
+            end = match.end()
+            self._push(template, view[pos:end])
+            unpickler.pos = pos = end
+            if pos < cut < pos + template.length:
+                return True
 
     def _skip_frame(self) -> bool:
         unpickler = self._unpickler
@@ -166,22 +172,21 @@ class FastPath:
         """Push one example that the end of a frame and the next FRAME interrupt; return False if none."""
         unpickler = self._unpickler
         buf, pos, cut = unpickler.buf, unpickler.pos, unpickler.frame_end - unpickler.origin
-        if not pos < cut <= len(buf) - FRAME_BYTES or buf[cut] != _FRAME:
+        if not pos < cut <= min(len(buf) - FRAME_BYTES, pos + self._longest) or buf[cut] != _FRAME:
             return False
-        for rank, template in enumerate(self._known):
-            end = pos + template.length + FRAME_BYTES
-            if cut - pos in template.starts and end <= len(buf):
-                raw = buf[pos:cut] + buf[cut + FRAME_BYTES : end]
-                if template.pattern.fullmatch(raw):
-                    self._push(rank, raw)
-                    unpickler.pos = cut
-                    unpickler.skip_frame()
-                    unpickler.pos = end
-                    return True
+        joined = buf[pos:cut] + buf[cut + FRAME_BYTES : pos + self._longest + FRAME_BYTES]
+        for template in self._known:
+            length = template.length
+            if cut - pos in template.starts and template.pattern.fullmatch(joined, 0, length):
+                self._push(template, joined[:length])
+                unpickler.pos = cut
+                unpickler.skip_frame()
+                unpickler.pos = pos + length + FRAME_BYTES
+                return True
         return False
 
-    def _push(self, rank: int, raw: bytes | memoryview) -> None:
-        unpickler, memo, template = self._unpickler, self._memo, self._known[rank]
+    def _push(self, template: ExampleTemplate, raw: bytes | memoryview) -> None:
+        unpickler, memo = self._unpickler, self._memo
         count = len(raw) // template.length
         start = unpickler.origin + unpickler.pos
         if start <= unpickler.frame_end < start + len(raw) and isinstance(raw, memoryview):
@@ -193,8 +198,9 @@ class FastPath:
         unpickler.examples_in_runs += count
         unpickler.payload += count * template.payload
         memo.next += count * template.memoized
-        if rank:
-            self._known.insert(0, self._known.pop(rank))
+        if template is not self._known[0]:
+            self._known.remove(template)
+            self._known.insert(0, template)
 
 
 def convert_runs(
@@ -216,60 +222,97 @@ def convert_runs(
     """
     template = indexed_runs[0][1].template
     counts = np.array([run.count for _, run in indexed_runs])
-    rows = _rows(b"".join([run.raw for _, run in indexed_runs]), template)
+    rest, boards, policies = _split_payloads([run.raw for _, run in indexed_runs], template)
     indices = _spread([position for position, _ in indexed_runs], counts, 1)
     firsts = _spread([run.first for _, run in indexed_runs], counts, template.memoized)
     for number, pair in template.pairs:
-        memo.put_pairs(firsts + number, np.stack([_numbers(rows, part) for part in pair], axis=1))
-    columns, regular = _resolve(template, rows, firsts, memo)
+        memo.put_pairs(firsts + number, _pairs(rest, template, pair))
+    columns, regular = _resolve(template, rest, firsts, memo)
     others = []
     if not regular.all():
-        offsets = _spread([run.offset for _, run in indexed_runs], counts, template.length)
+        ends = np.cumsum(counts)
         for row in np.flatnonzero(~regular).tolist():
-            branch = memo.branch(int(firsts[row]))
+            position, run = indexed_runs[int(np.searchsorted(ends, row, "right"))]
+            start = (int(indices[row]) - position) * template.length
+            raw = bytes(run.raw[start : start + template.length])
             try:
-                others.append((int(indices[row]), read_example(rows[row].tobytes(), branch, limits)))
+                example = read_example(raw, memo.branch(int(firsts[row])), limits)
             except FormatError as error:
-                error.record = f"byte {offsets[row]}"
+                error.record = f"byte {run.offset + start}"
                 raise
-        rows, indices = rows[regular], indices[regular]
+            others.append((int(indices[row]), example))
+        rest, indices = rest[regular], indices[regular]
+        boards = boards and boards[regular]
+        policies = policies and policies[regular]
         columns = {
             slot: CodedColumn(column.codes[regular], column.values) for slot, column in columns.items()
         }
-    return _group(template, rows, indices, columns), others
+    return _group(template, rest, indices, columns, boards, policies), others
+
+
+def _split_payloads(
+    raws: list[bytes | memoryview], template: ExampleTemplate
+) -> tuple[UInt8Array, PackedBoards | None, PackedPolicies | None]:
+    """Return the bytes of all examples without the payloads of arrays, and the packed payloads.
+
+    Args:
+        raws: Bytes of the examples; each item has one or more.
+        template: Template of the examples.
+
+    Returns:
+        The other bytes, (n, k), as of :func:`_rest`; the boards and the policies.
+    """
+    packer = PayloadPacker(template.layout.board, template.layout.policy)
+    rests, portion, size = [], [], 0
+    for number, raw in enumerate(raws, 1):
+        portion.append(raw)
+        size += len(raw)
+        if size >= PORTION or number == len(raws):
+            rows = _rows(b"".join(portion), template)
+            rests.append(_rest(rows, template))
+            packer.add(rows[:, template.board], None if template.policy is None else rows[:, template.policy])
+            portion, size = [], 0
+    return np.concatenate(rests), *packer.finish()
 
 
 def _group(
-    template: ExampleTemplate, rows: UInt8Array, indices: Int64Array, columns: dict[int, CodedColumn]
+    template: ExampleTemplate,
+    rest: UInt8Array,
+    indices: Int64Array,
+    columns: dict[int, CodedColumn],
+    boards: PackedBoards | None,
+    policies: PackedPolicies | None,
 ) -> ExampleGroup:
-    """Return the group of the examples in ``rows``.
+    """Return a group of examples.
 
     Args:
         template: Template of the examples.
-        rows: Bytes of the examples, (n, length).
+        rest: Bytes of the examples, as of :func:`_rest`, (n, k).
         indices: Index of each example in the block, (n,).
         columns: Columns of values given by references, by index in ``template.references``.
+        boards: The boards.
+        policies: The policies.
     """
 
-    def column(leaf: Any) -> CodedColumn:
+    def column(leaf: Any) -> Column:
         if isinstance(leaf, (TracedText, Reference)):
             return columns[leaf.slot]
         if isinstance(leaf, (TracedInt, TracedFloat)):
-            return CodedColumn.of_numbers(_numbers(rows, leaf))
+            return NumberColumn(_numbers(rest, template, leaf))
         if is_traced_pair(leaf):
-            return CodedColumn.zipped([column(part) for part in leaf])
+            return NumberColumn(_pairs(rest, template, leaf))
         if isinstance(leaf, dict) and leaf:  # metadata in metadata
             keys = [str(key) if isinstance(key, str) else key for key in leaf]
             parts = CodedColumn.zipped([column(part) for part in leaf.values()])
             return CodedColumn(parts.codes, [dict(zip(keys, part, strict=True)) for part in parts.values])
-        return CodedColumn(np.zeros(len(rows), np.intp), [leaf])  # not a hole, so the value is constant
+        return CodedColumn(np.zeros(len(rest), np.intp), [leaf])  # not a hole, so the value is constant
 
     fields = template.fields
     return ExampleGroup(
         layout=template.layout,
         indices=indices,
-        board=np.ascontiguousarray(rows[:, template.board]),
-        policy=None if template.policy is None else np.ascontiguousarray(rows[:, template.policy]),
+        board=boards,
+        policy=policies,
         value=column(fields["value"]),
         player_to_move=column(fields["player_to_move"]) if "player_to_move" in fields else None,
         metadata={str(key): column(leaf) for key, leaf in fields.get("metadata", {}).items()},
@@ -278,7 +321,7 @@ def _group(
 
 
 def _resolve(
-    template: ExampleTemplate, rows: UInt8Array, firsts: Int64Array, memo: Memo
+    template: ExampleTemplate, rest: UInt8Array, firsts: Int64Array, memo: Memo
 ) -> tuple[dict[int, CodedColumn], npt.NDArray[np.bool_]]:
     """Look up the references of all rows, each distinct memo number once.
 
@@ -287,9 +330,9 @@ def _resolve(
         which rows are regular, (n,): their other references mean the same as in the template.
     """
     columns: dict[int, CodedColumn] = {}
-    regular = np.ones(len(rows), dtype=bool)
+    regular = np.ones(len(rest), dtype=bool)
     for reference in template.references:
-        indices = _unsigned(rows, reference.span)
+        indices = _unsigned(rest, template, reference.span)
         regular &= indices < firsts
         column = CodedColumn.of_numbers(indices)
         values = [_get(memo, index) for index in column.values]
@@ -323,6 +366,11 @@ def _rows(raw: bytes | memoryview, template: ExampleTemplate) -> UInt8Array:
     return np.frombuffer(raw, np.uint8).reshape(-1, template.length)
 
 
+def _rest(rows: UInt8Array, template: ExampleTemplate) -> UInt8Array:
+    """Return the columns of ``rows`` that are not in the payload of an array, (n, k)."""
+    return np.concatenate([rows[:, part] for part in template.rest], axis=1)
+
+
 def _spread(starts: list[int], counts: npt.NDArray[Any], step: int) -> Int64Array:
     """Return the concatenated ranges ``starts[i] + step * arange(counts[i])``, int64 (sum(counts),)."""
     before = np.repeat(np.cumsum(counts) - counts, counts)
@@ -331,14 +379,27 @@ def _spread(starts: list[int], counts: npt.NDArray[Any], step: int) -> Int64Arra
     return spread
 
 
-def _unsigned(rows: UInt8Array, span: slice) -> npt.NDArray[Any]:
-    """Return the little-endian unsigned integers in the columns ``span``, (n,)."""
-    return np.ascontiguousarray(rows[:, span]).view(f"<u{span.stop - span.start}")[:, 0]
+def _columns(rest: UInt8Array, template: ExampleTemplate, span: slice) -> UInt8Array:
+    """Return the bytes of all examples at ``span``, (n, size of the span), contiguous."""
+    before = sum(part.stop - part.start for part in template.rest if part.stop <= span.start)
+    start = next(part.start for part in template.rest if part.stop > span.start)
+    shift = before - start
+    return np.ascontiguousarray(rest[:, span.start + shift : span.stop + shift])
 
 
-def _numbers(rows: UInt8Array, leaf: TracedInt | TracedFloat) -> npt.NDArray[Any]:
-    """Return the numbers of all rows at the bytes of ``leaf``, (n,)."""
+def _unsigned(rest: UInt8Array, template: ExampleTemplate, span: slice) -> npt.NDArray[Any]:
+    """Return the little-endian unsigned integers of all examples at ``span``, (n,)."""
+    return _columns(rest, template, span).view(f"<u{span.stop - span.start}")[:, 0]
+
+
+def _pairs(rest: UInt8Array, template: ExampleTemplate, pair: Any) -> Int64Array:
+    """Return a pair of integers of all examples, int64 (n, 2)."""
+    return np.stack([_numbers(rest, template, part).astype(np.int64) for part in pair], axis=1)
+
+
+def _numbers(rest: UInt8Array, template: ExampleTemplate, leaf: TracedInt | TracedFloat) -> npt.NDArray[Any]:
+    """Return the numbers of all examples at the bytes of ``leaf``, (n,)."""
     if isinstance(leaf, TracedFloat):
-        return np.ascontiguousarray(rows[:, leaf.span]).view(">f8")[:, 0].astype(np.float64)
-    numbers = _unsigned(rows, leaf.span)
+        return _columns(rest, template, leaf.span).view(">f8")[:, 0].astype(np.float64)
+    numbers = _unsigned(rest, template, leaf.span)
     return numbers.view("<i4") if numbers.itemsize == 4 else numbers  # BININT is signed, BININT2 is not

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from hexdata.errors import FormatError
 from hexdata.formats.legacy.allowlist import AllowedGlobal, EnumValue, PickledDtype
-from hexdata.formats.legacy.examples import ArrayKind, ExampleLayout, layout_of
+from hexdata.formats.legacy.examples import ExampleLayout, layout_of
 from hexdata.formats.legacy.limits import LegacyLimits
 from hexdata.formats.legacy.memo import Memo, is_kept, is_pair
+from hexdata.formats.legacy.payloads import ArrayKind
 from hexdata.formats.legacy.unpickler import Unpickler
 
 __all__ = ["ExampleTemplate", "Reference", "TracedFloat", "TracedInt", "TracedText", "is_traced_pair"]
@@ -74,6 +75,8 @@ class ExampleTemplate:
     """Matches one or more consecutive examples."""
     length: int
     """Length of one example in bytes."""
+    rest: tuple[slice, ...]
+    """Location of the bytes of an example that are not in ``board`` or ``policy``."""
     starts: frozenset[int]
     """Offsets in the example at which an opcode begins."""
     memoized: int
@@ -233,6 +236,7 @@ def _template(tracer: _Tracer, example: Any) -> ExampleTemplate:
     return ExampleTemplate(
         pattern=_pattern(tracer.buf, holes),
         length=len(tracer.buf),
+        rest=_between([array.payload.span for array in arrays], len(tracer.buf)),
         starts=frozenset(tracer.starts),
         memoized=tracer.memo.next - tracer.first,
         payload=sum(len(array.payload) for array in arrays),
@@ -244,6 +248,14 @@ def _template(tracer: _Tracer, example: Any) -> ExampleTemplate:
         field_references=frozenset(leaf.slot for leaf in leaves if isinstance(leaf, (TracedText, Reference))),
         pairs=tuple((index - tracer.first, item) for index, item in memoized if is_pair(item)),
     )
+
+
+def _between(spans: list[slice], length: int) -> tuple[slice, ...]:
+    """Return the locations between ``spans``, which do not overlap, from 0 to ``length``."""
+    spans = sorted(spans, key=lambda span: int(span.start))
+    starts = [0, *(span.stop for span in spans)]
+    stops = [*(span.start for span in spans), length]
+    return tuple(map(slice, starts, stops))
 
 
 def _leaves(value: Any) -> Iterator[Any]:

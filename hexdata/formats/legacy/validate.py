@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
+from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import Reason
 from hexdata.formats.legacy.allowlist import EnumValue, PickledScalar, kind_of, shortened
 from hexdata.formats.legacy.dialect import WINNER_SPELLINGS, MetadataSizeError, metadata_text
-from hexdata.formats.legacy.examples import ArrayKind, CodedColumn, ExampleGroup
+from hexdata.formats.legacy.examples import CodedColumn, Column, ExampleGroup, NumberColumn
 from hexdata.formats.legacy.limits import LegacyLimits
 from hexdata.formats.source import Rejection
 from hexdata.policy import SparsePolicies
@@ -136,7 +136,7 @@ class BlockValidator:
 
         If the file has had no usable board yet, the batch has no rows, and its boards are 0 bytes wide.
         """
-        keep = np.flatnonzero(~self._rejected)
+        keep = np.flatnonzero(~self._rejected) if self._reasons else np.arange(self._count)
         size = self.board_size or 0
         packed = np.zeros((self._count, board_bytes(size)), np.uint8)
         for indices, board_size, boards in self._boards:
@@ -146,25 +146,33 @@ class BlockValidator:
         columns = {
             "record": pa.array(keep + self._first),
             "board": pa.FixedSizeBinaryArray.from_buffers(
-                pa.binary(board_bytes(size)), len(keep), [None, pa.py_buffer(packed[keep])]
+                pa.binary(board_bytes(size)), len(keep), [None, pa.py_buffer(self._kept(packed, keep))]
             ),
             "policy": self._policy_lists(keep),
-            "value": pa.array(self._value[keep]),
+            "value": pa.array(self._kept(self._value, keep)),
             "origin": self._texts["origin"].dictionary(keep),
             "metadata": self._texts["metadata"].dictionary(keep).cast(pa.string()),
             **{name: pa.nulls(len(keep), schema.field(name).type) for name in ("end_reason", "swap")},
         }
         for name, numbers in self._numbers.items():
-            kept = numbers[keep]
+            kept = self._kept(numbers, keep)
             columns[name] = pa.array(kept.astype(_NUMBERS[name]), mask=kept < 0)
         batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
         rejected = [Rejection(self._first + index, *self._reasons[index]) for index in sorted(self._reasons)]
         return batch, rejected
 
+    def _kept(self, column: npt.NDArray[Any], keep: Int64Array) -> npt.NDArray[Any]:
+        """Return the rows ``keep`` of a column of the block, without a copy if these are all."""
+        return column if len(keep) == self._count else column[keep]
+
     def _reject(self, group: ExampleGroup, bad: Bools, code: Reason, detail: Callable[[int], str]) -> None:
         """Reject the examples of a group for which ``bad`` (n,) is True. ``detail`` is called per row."""
+        self._reject_at(group.indices, bad, code, detail)
+
+    def _reject_at(self, indices: Int64Array, bad: Bools, code: Reason, detail: Callable[[int], str]) -> None:
+        """Reject the records ``indices`` (n,) for which ``bad`` (n,) is True."""
         for row in np.flatnonzero(bad).tolist():
-            self.reject(int(group.indices[row]), code, detail(row))
+            self.reject(int(indices[row]), code, detail(row))
 
     def _reject_all(self, group: ExampleGroup, code: Reason, detail: str) -> None:
         self._reject(group, np.ones(len(group.indices), dtype=bool), code, lambda _: detail)
@@ -173,37 +181,27 @@ class BlockValidator:
 
     def _add_boards(self, group: ExampleGroup) -> bool:
         """Check and store the boards. Return False if the group has none, so all records are rejected."""
-        kind = group.layout.board
+        kind, boards = group.layout.board, group.board
         if isinstance(kind, str):
             self._reject_all(group, Reason.BOARD_TYPE, f"found {kind}; expected an array (2, n, n)")
             return False
-        shape = kind.shape
-        if len(shape) != 3 or shape[0] != 2 or shape[1] != shape[2] or not MIN_SIZE <= shape[1] <= MAX_SIZE:
+        if boards is None:
             expected = f"(2, n, n), n from {MIN_SIZE} to {MAX_SIZE}"
-            self._reject_all(group, Reason.BOARD_SHAPE, f"found {shape}; expected {expected}")
+            self._reject_all(group, Reason.BOARD_SHAPE, f"found {kind.shape}; expected {expected}")
             return False
-        assert group.board is not None  # group_examples drops only payloads larger than any board
-        words, one = _words(group.board, kind)
-        stones = words == one
-        if np.count_nonzero(words) != np.count_nonzero(stones):
-            wrong = (words != 0) & ~stones
-            self._reject(
-                group,
-                wrong.any(axis=1),
-                Reason.BOARD_CELLS,
-                lambda row: f"{np.count_nonzero(wrong[row])} cells are neither 0 nor 1",
-            )
-        blue, red = np.split(stones, 2, axis=1)
-        both = blue & red
-        if both.any():
-            self._reject(
-                group,
-                both.any(axis=1),
-                Reason.BOARD_OVERLAP,
-                lambda row: f"{np.count_nonzero(both[row])} cells are both blue and red",
-            )
-        packed = pack_boards(stones.reshape(-1, *shape))
-        self._boards.append((group.indices, shape[1], packed))
+        self._reject(
+            group,
+            boards.invalid > 0,
+            Reason.BOARD_CELLS,
+            lambda row: f"{boards.invalid[row]} cells are neither 0 nor 1",
+        )
+        self._reject(
+            group,
+            boards.overlapping > 0,
+            Reason.BOARD_OVERLAP,
+            lambda row: f"{boards.overlapping[row]} cells are both blue and red",
+        )
+        self._boards.append((group.indices, kind.shape[1], boards.packed))
         return True
 
     def _set_board_size(self) -> None:
@@ -226,41 +224,36 @@ class BlockValidator:
         if isinstance(kind, str):
             self._reject_all(group, Reason.POLICY_TYPE, f"found {kind}; expected an array (n·n,) or None")
             return
-        cells = board.shape[-1] ** 2
-        if kind.shape != (cells,):
-            self._reject_all(group, Reason.POLICY_SHAPE, f"found {kind.shape}; expected ({cells},)")
+        if group.policy is None:
+            expected = board.shape[-1] ** 2
+            self._reject_all(group, Reason.POLICY_SHAPE, f"found {kind.shape}; expected ({expected},)")
             return
-        assert group.policy is not None  # group_examples drops only payloads larger than any board
-        words, one = _words(group.policy, kind)
-        moves, one_hot = _one_hot(words, one)
+        moves, one_hot = group.policy.moves, group.policy.one_hot
         self._numbers["move"][group.indices[one_hot]] = moves[one_hot]
         if not one_hot.all():
             is_bool = np.dtype(kind.dtype).kind == "b"
-            policy = group.policy if is_bool else group.policy.view(kind.dtype)
+            dense = group.policy.dense if is_bool else group.policy.dense.view(kind.dtype)
+            indices = group.indices[~one_hot]
             if is_bool:
-                invalid: Bools = np.any(policy > 1, axis=1)
-                self._reject(group, invalid, Reason.POLICY_VALUES, lambda _: "bools that are neither 0 nor 1")
-            self._add_dense(group, ~one_hot, policy)
+                invalid: Bools = np.any(dense > 1, axis=1)
+                detail = "bools that are neither 0 nor 1"
+                self._reject_at(indices, invalid, Reason.POLICY_VALUES, lambda _: detail)
+            self._add_dense(indices, dense)
 
-    def _add_dense(self, group: ExampleGroup, dense: Bools, policy: npt.NDArray[Any]) -> None:
-        """Check and store the rows of ``policy`` (n, cells) for which ``dense`` (n,) is True."""
+    def _add_dense(self, indices: Int64Array, policy: npt.NDArray[Any]) -> None:
+        """Check and store policies (k, cells) that are not one-hot, of the records ``indices`` (k,)."""
         with np.errstate(over="ignore", invalid="ignore"):
             narrow = policy.astype(np.float32)
             valid = np.isfinite(policy).all(axis=1) & (policy >= 0).all(axis=1)
             exact = (narrow.astype(policy.dtype) == policy).all(axis=1) & np.isfinite(narrow).all(axis=1)
-        self._reject(
-            group, dense & ~valid, Reason.POLICY_VALUES, lambda _: "NaN, infinite or negative probabilities"
-        )
-        self._reject(
-            group,
-            dense & valid & ~exact,
-            Reason.POLICY_DTYPE,
-            lambda _: f"{policy.dtype} probabilities that float32 cannot hold",
-        )
+        detail = "NaN, infinite or negative probabilities"
+        self._reject_at(indices, ~valid, Reason.POLICY_VALUES, lambda _: detail)
+        inexact = f"{policy.dtype} probabilities that float32 cannot hold"
+        self._reject_at(indices, valid & ~exact, Reason.POLICY_DTYPE, lambda _: inexact)
         for start in range(0, len(narrow), _POLICY_ROWS):
-            rows = start + np.flatnonzero(dense[start : start + _POLICY_ROWS])
+            rows = slice(start, start + _POLICY_ROWS)
             policies = SparsePolicies.from_dense(narrow[rows]).to_arrow()
-            self._policies.append((group.indices[rows], policy.shape[1], policies))
+            self._policies.append((indices[rows], policy.shape[1], policies))
 
     def _policy_lists(self, keep: Int64Array) -> pa.Array:
         """Return ``schema.POLICY_TYPE`` of the records ``keep``; null if a record has no dense policy."""
@@ -277,24 +270,24 @@ class BlockValidator:
     # Values and metadata
 
     def _add_values(self, group: ExampleGroup) -> None:
-        self._value[group.indices] = self._read(group, group.value, _read_value, 0.0)
+        self._value[group.indices] = self._read(group, group.value, _read_value, 0.0, _are_values)
 
     def _add_players(self, group: ExampleGroup) -> None:
         if group.player_to_move is not None:
             self._numbers["player_to_move"][group.indices] = self._read(
-                group, group.player_to_move, _read_player, -1
+                group, group.player_to_move, _read_player, -1, partial(_are_below, 2)
             )
 
     def _add_metadata(self, group: ExampleGroup) -> None:
         metadata = group.metadata
         for name, limits in _RANGES.items():
             if name in metadata:
-                read = partial(_read_number, name, *limits)
-                self._numbers[name][group.indices] = self._read(group, metadata[name], read, -1)
+                read, are_valid = partial(_read_number, name, *limits), partial(_are_below, limits[-1])
+                self._numbers[name][group.indices] = self._read(group, metadata[name], read, -1, are_valid)
         if "winner" in metadata:
             self._numbers["winner"][group.indices] = self._read(group, metadata["winner"], _read_winner, -1)
         if "game_id" in metadata:
-            ids = self._read(group, metadata["game_id"], _read_game_id, (-1, -1))
+            ids = self._read(group, metadata["game_id"], _read_game_id, (-1, -1), _are_game_ids)
             self._numbers["file_idx"][group.indices] = ids[:, 0]
             self._numbers["line_idx"][group.indices] = ids[:, 1]
         names = [name for name in sorted(metadata) if name not in _KNOWN]
@@ -356,7 +349,12 @@ class BlockValidator:
         )
 
     def _read(
-        self, group: ExampleGroup, column: CodedColumn, read: Callable[[Any], Any], null: object
+        self,
+        group: ExampleGroup,
+        column: Column,
+        read: Callable[[Any], Any],
+        null: object,
+        are_valid: Callable[[npt.NDArray[Any]], bool] | None = None,
     ) -> npt.NDArray[Any]:
         """Convert each distinct value of a column, and reject the rows with an invalid value.
 
@@ -365,10 +363,13 @@ class BlockValidator:
             column: The column.
             read: Converts a value: returns the new value, None for null, or a :class:`_InvalidValue`.
             null: Value that represents null in the result.
+            are_valid: Returns whether ``read`` would return all numbers of a :class:`NumberColumn` unchanged.
 
         Returns:
             The converted values, (n,); ``null`` for rejected rows.
         """
+        if isinstance(column, NumberColumn) and are_valid is not None and are_valid(column.numbers):
+            return column.numbers
         results = [read(value) for value in column.values]
         invalid = np.array([isinstance(result, _InvalidValue) for result in results])
         if invalid.any():
@@ -395,39 +396,30 @@ class _Texts:
     def dictionary(self, keep: Int64Array) -> pa.DictionaryArray:
         """Return the rows ``keep``. The dictionary has only their texts, in the order of first use."""
         texts = [*self._known]
-        used, first, ranks = np.unique(self._codes[keep], return_index=True, return_inverse=True)
-        order = [index for index in np.argsort(first).tolist() if used[index] >= 0]
-        table = np.full(len(used), -1, np.int32)
+        kept = self._codes[keep]
+        first = np.full(len(texts) + 1, len(kept))
+        first[kept[::-1]] = np.arange(len(kept))[::-1]  # of equal codes, the one assigned last is the first
+        order = np.argsort(first[:-1])[: np.count_nonzero(first[:-1] < len(kept))]
+        table = np.full(len(texts) + 1, -1, np.int32)
         table[order] = np.arange(len(order))
-        codes = table[ranks]
-        used_texts = pa.array([texts[used[index]] for index in order], pa.string())
+        codes = table[kept]
+        used_texts = pa.array([texts[index] for index in order.tolist()], pa.string())
         return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), used_texts)
 
 
-def _words(payload: UInt8Array, kind: ArrayKind) -> tuple[npt.NDArray[Any], Any]:
-    """Return the bits of cells as unsigned integers (n, cells) in C order, and the bits of the number 1.
-
-    Comparing bits distinguishes values that are equal as numbers: -0.0 from 0, and a bool of 2 from 1.
-    """
-    size = np.dtype(kind.dtype).itemsize
-    words = payload.view(f"u{size}")
-    if kind.fortran:
-        axes = range(len(kind.shape), 0, -1)
-        words = words.reshape(-1, *kind.shape[::-1]).transpose(0, *axes).reshape(len(words), -1)
-    return words, np.ones(1, kind.dtype).view(f"u{size}")[0]
+# Checks of all numbers of a NumberColumn at once: whether the converter of single values, below, returns each
+# of them unchanged.
+def _are_values(numbers: npt.NDArray[Any]) -> bool:
+    return numbers.ndim == 1 and bool(((numbers >= 0) & (numbers <= 1)).all())
 
 
-def _one_hot(words: npt.NDArray[Any], one: Any) -> tuple[Int64Array, Bools]:
-    """Return for each policy (n, cells) the index of its first nonzero cell, and whether it is one-hot.
+def _are_below(stop: int, numbers: npt.NDArray[Any]) -> bool:
+    is_integer = numbers.ndim == 1 and numbers.dtype.kind in "iu"
+    return is_integer and bool(numbers.min() >= 0 and numbers.max() < stop)
 
-    A policy is one-hot if that cell is 1 and all others are 0.
-    """
-    nonzero = words != 0
-    moves = nonzero.argmax(axis=1)
-    one_hot = words[np.arange(len(words)), moves] == one
-    if np.count_nonzero(nonzero) != len(words) or not one_hot.all():
-        one_hot &= np.count_nonzero(nonzero, axis=1) == 1
-    return moves, one_hot
+
+def _are_game_ids(numbers: npt.NDArray[Any]) -> bool:
+    return numbers.ndim == 2 and bool(numbers.min() >= 0 and numbers.max() < 1 << 31)
 
 
 # Converters of single values: each returns the value for the column, None for null, or an _InvalidValue.
