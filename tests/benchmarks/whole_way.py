@@ -333,12 +333,12 @@ def main(arguments: Sequence[str]) -> None:
     add(run_stage("shuffle", ["shuffle", str(store), *memory], store))
     add(run_stage("export", ["export", str(store), *memory, *free], store))
     add(run_stage("verify", ["verify", str(store), *memory], store))
+    begin = time.perf_counter()
+    checked = check_shards(store, files)
+    print(f"checked {checked} in {time.perf_counter() - begin:,.0f} s", flush=True)
     page = str(options.folder / "report.html")
     add(run_stage("report", ["report", str(store), "--output", page], store))
     add(run_stage("load", ["load", str(store), "--mode", "exact"], store))
-    begin = time.perf_counter()
-    checked = check_shards(store, files)
-    print(f"checked {checked} in {time.perf_counter() - begin:,.0f} s")
     print(f"{len(files):,} files, {positions:,} positions\n", *table(stages, positions), sep="\n")
 
 
