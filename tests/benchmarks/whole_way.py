@@ -3,6 +3,7 @@
 Usage: ``python tests/benchmarks/whole_way.py FOLDER --positions 97000000``. FOLDER must not exist. The
 sources are copies of a few generated files that differ in the time in their gzip headers, so that hexdata
 reads each of them as a new file. Only one batch of sources exists at a time; it is removed once converted.
+After an interruption, the same command with ``--resume`` goes on after the last finished stage or batch.
 
 Memory is the resident memory of a stage and its child processes, summed 50 times a second; shared pages count
 in each process. Written bytes are those of the whole stage, as counted by the operating system.
@@ -20,8 +21,9 @@ import shutil
 import sys
 import tarfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -71,8 +73,29 @@ class Stage:
     """Size of the store afterwards."""
 
 
+class Progress:
+    """The stages that a run has finished, kept in a file so that an interrupted run can go on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stages = [Stage(**stage) for stage in json.loads(path.read_bytes())] if path.exists() else []
+        self._next = 0
+
+    def once(self, run: Callable[[], Stage]) -> Stage:
+        """Return the next stage of an earlier run, or run it and record it."""
+        if self._next == len(self._stages):
+            self._stages.append(run())
+            content = json.dumps([asdict(stage) for stage in self._stages])
+            part = self._path.with_suffix(".part")
+            part.write_text(content)
+            part.replace(self._path)
+        self._next += 1
+        return self._stages[self._next - 1]
+
+
 def make_bases(folder: Path, positions: int, board_size: int) -> list[Base]:
     """Write legacy files of at least ``positions`` positions each, with different games."""
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     bases = []
     games = make_games(sys.maxsize, SEED, board_size)
@@ -130,7 +153,7 @@ def copies(bases: Sequence[Base], positions: int) -> list[Base]:
 
 def write_copies(folder: Path, files: Sequence[tuple[int, Base]]) -> int:
     """Copy bases into a folder, each with its number as the time in its gzip header; return their size."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     size = 0
     for number, base in files:
         content = bytearray(base.path.read_bytes())
@@ -167,16 +190,22 @@ def joined(name: str, stages: Sequence[Stage]) -> Stage:
     )
 
 
-def convert(options: argparse.Namespace, files: Sequence[Base]) -> Iterator[Stage]:
+def convert(options: argparse.Namespace, files: Sequence[Base], progress: Progress) -> Iterator[Stage]:
     """Convert the sources in batches, and remove each batch afterwards."""
     numbered = iter(enumerate(files))
     per_batch = -(-len(files) // options.batches)
     while batch := list(islice(numbered, per_batch)):
-        folder = options.folder / f"sources-{batch[0][0]:06d}"
-        print(f"{write_copies(folder, batch) / 1e9:.2f} GB of sources", file=sys.stderr)
-        command = ["convert", str(folder), str(options.folder / "store"), "--memory", options.memory]
-        yield run_stage("convert", command, options.folder / "store")
-        shutil.rmtree(folder)
+        yield progress.once(partial(convert_batch, options, batch))
+
+
+def convert_batch(options: argparse.Namespace, batch: Sequence[tuple[int, Base]]) -> Stage:
+    """Write a batch of sources, convert it and remove it."""
+    folder = options.folder / f"sources-{batch[0][0]:06d}"
+    print(f"{write_copies(folder, batch) / 1e9:.2f} GB of sources", file=sys.stderr)
+    command = ["convert", str(folder), str(options.folder / "store"), "--memory", options.memory]
+    stage = run_stage("convert", command, options.folder / "store")
+    shutil.rmtree(folder)
+    return stage
 
 
 def check_shards(store: Path, files: Sequence[Base]) -> dict[str, Any]:
@@ -305,40 +334,40 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--board-size", type=int, default=13)
     parser.add_argument("--memory", default="1GB", help="memory of each stage, all processes together")
     parser.add_argument("--free-buckets", action="store_true", help="remove each bucket during export")
+    parser.add_argument("--resume", action="store_true", help="go on after an interruption")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run all stages and print the table."""
     options = parse(arguments)
-    options.folder.mkdir(parents=True)
+    options.folder.mkdir(parents=True, exist_ok=options.resume)
+    progress = Progress(options.folder / "stages.json")
     store = options.folder / "store"
     bases = make_bases(options.folder / "bases", options.per_file, options.board_size)
     files = copies(bases, options.positions)
     positions = sum(base.positions for base in files)
-    print(f"{len(files):,} files, {positions:,} positions, load {os.getloadavg()[0]:.1f}")
-    stages: list[Stage] = []
-
-    def add(stage: Stage) -> None:
-        stages.append(stage)
-        print(list(table([stage], positions))[-1], flush=True)
-
+    print(f"{len(files):,} files, {positions:,} positions, load {os.getloadavg()[0]:.1f}", flush=True)
     batches = []
-    for stage in convert(options, files):
+    for stage in convert(options, files, progress):
         batches.append(stage)
         print(f"batch {len(batches)}: {stage.seconds:,.0f} s, {stage.peak / 1e6:,.0f} MB", flush=True)
-    add(joined("convert", batches))
+    stages = [joined("convert", batches)]
+    print(*table(stages, positions), sep="\n", flush=True)
+
+    def run(name: str, *arguments: str) -> None:
+        stages.append(progress.once(lambda: run_stage(name, [name, str(store), *arguments], store)))
+        print(list(table(stages[-1:], positions))[-1], flush=True)
+
     memory = ["--memory", options.memory]
-    free = ["--free-buckets"] if options.free_buckets else []
-    add(run_stage("shuffle", ["shuffle", str(store), *memory], store))
-    add(run_stage("export", ["export", str(store), *memory, *free], store))
-    add(run_stage("verify", ["verify", str(store), *memory], store))
+    run("shuffle", *memory)
+    run("export", *memory, *(["--free-buckets"] if options.free_buckets else []))
+    run("verify", *memory)
     begin = time.perf_counter()
     checked = check_shards(store, files)
     print(f"checked {checked} in {time.perf_counter() - begin:,.0f} s", flush=True)
-    page = str(options.folder / "report.html")
-    add(run_stage("report", ["report", str(store), "--output", page], store))
-    add(run_stage("load", ["load", str(store), "--mode", "exact"], store))
+    run("report", "--output", str(options.folder / "report.html"))
+    run("load", "--mode", "exact")
     print(f"{len(files):,} files, {positions:,} positions\n", *table(stages, positions), sep="\n")
 
 
