@@ -25,6 +25,7 @@ __all__ = [
     "block_samples",
     "read_blocks",
     "read_blocks_with_offsets",
+    "sample_fields",
     "samples_to_block",
 ]
 
@@ -32,6 +33,16 @@ _MAX_BYTES: Final = 1 << 30
 """Maximum size of one block or sample in bytes. A sparse file can claim any size."""
 _MAX_MEMBERS: Final = 64
 """Maximum number of members of one block or sample."""
+
+
+def sample_fields(block: Block) -> Block:
+    """Return the fields of a block's samples, stacked: as :func:`block_samples`, with a leading dimension."""
+    board_size = board_size_of(block["board"].shape[1])
+    fields = {name: array for name, array in block.items() if name != "policy_row"}
+    fields["board"] = unpack_boards(block["board"], board_size, np.uint8)
+    if "policy" in block:
+        fields["policy"] = block_to_policy(block, board_size * board_size)
+    return fields
 
 
 def block_samples(block: Block) -> Iterator[tuple[int, Block]]:
@@ -44,11 +55,7 @@ def block_samples(block: Block) -> Iterator[tuple[int, Block]]:
         (position_id, fields) of each position: ``board`` uint8 (2, n, n), ``policy`` float32 (n·n,), and the
         other fields without their leading dimension.
     """
-    board_size = board_size_of(block["board"].shape[1])
-    fields = {name: array for name, array in block.items() if name != "policy_row"}
-    fields["board"] = unpack_boards(block["board"], board_size, np.uint8)
-    if "policy" in block:
-        fields["policy"] = block_to_policy(block, board_size * board_size)
+    fields = sample_fields(block)
     for row, position_id in enumerate(block["position_id"].tolist()):
         yield position_id, {name: array[row, ...] for name, array in fields.items()}
 

@@ -6,7 +6,7 @@ The expected buckets are computed again from the seed, the options and the numbe
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -26,14 +26,13 @@ from hexdata.store.integrity import BUCKETS_REMOVED
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
 
-__all__ = ["check_order", "check_quality", "check_rows", "open_order"]
+__all__ = ["check_order", "check_quality", "check_rows", "open_placement"]
 
 _BucketKey = tuple[str, int]
 """Split and number of a bucket."""
 _BucketDigest = tuple[int, int, int, int]
 """Rows of a bucket, the sum and the xor of the digests of its rows, and the number of rows with a policy."""
 _NO_ROWS: Final = (0, 0, 0, 0)
-_BATCH_ROWS: Final = 8_192
 
 
 def check_rows(store: Store, options: VerifyOptions) -> str:
@@ -53,16 +52,16 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
     lineage = store.manifest.stages["shuffle"]
     _check_bucket_names(store)
     removed = store.manifest.removed_buckets
-    with _placement(store, options) as (con, selection, placement):
+    with open_placement(store, options) as (con, selection, placement):
         for name, counted in (("splits", selection.rows), ("left_out", selection.left_out)):
             if counted != lineage[name]:
                 raise VerifyError(
                     f"the manifest records wrong {name} of the shuffle", found=lineage[name], expected=counted
                 )
         columns = positions_schema(store.manifest.board_size or 1, selection.targets)
-        expected = _digests(
-            con, f"SELECT split, bucket, {_digest_sql(columns)} FROM ({placement.rows_sql()})"
-        )
+        only_counted = "0::UBIGINT AS digest, policy IS NOT NULL AS has_policy"
+        values = only_counted if removed else _digest_sql(columns)
+        expected = _digests(con, f"SELECT split, bucket, {values} FROM ({placement.rows_sql()})")
         if removed:
             found = {
                 key: (removed[name].rows, *digest[1:])
@@ -99,10 +98,18 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
 
 
 @contextmanager
-def _placement(
+def open_placement(
     store: Store, options: VerifyOptions
 ) -> Iterator[tuple[DuckDBPyConnection, Selection, Placement]]:
-    """Select the positions of the shuffle again, and assign them to their buckets."""
+    """Select the positions of the shuffle again, and assign them to their buckets.
+
+    Args:
+        store: the store.
+        options: limits of memory and threads.
+
+    Yields:
+        The session, the selection, and the query for the rows with their buckets.
+    """
     lineage = store.manifest.stages["shuffle"]
     with (
         tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
@@ -110,36 +117,6 @@ def _placement(
     ):
         selection = select(store, _options(store), lineage["seed"], con, Path(folder))
         yield con, selection, selection.assign_buckets(lineage["buckets"], con, Path(folder))
-
-
-@contextmanager
-def open_order(
-    store: Store, options: VerifyOptions, schema: pa.Schema
-) -> Iterator[Callable[[str], Iterator[pa.RecordBatch]]]:
-    """Sort the positions of the store again, in place of buckets that were removed.
-
-    Rows that do not fit into memory are written to the system's temporary folder.
-
-    Args:
-        store: the store.
-        options: limits of memory and threads.
-        schema: columns to return.
-
-    Yields:
-        A function that returns the rows of a split in their order.
-    """
-    with _placement(store, options) as (con, _, placement):
-        names = ", ".join(f'"{name}"' for name in schema.names)
-
-        def read(split: str) -> Iterator[pa.RecordBatch]:
-            rows = con.sql(f"""
-                SELECT {names} FROM ({placement.rows_sql()})
-                WHERE split = {SPLITS.index(split)} ORDER BY bucket, sort_key
-            """)
-            for batch in rows.to_arrow_reader(_BATCH_ROWS):
-                yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
-
-        yield read
 
 
 def _options(store: Store) -> SelectionOptions:
