@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hexdata.live import LiveLoader
     from hexdata.loader import Loader, PositionDataset
     from hexdata.order import Permutation, balanced_take, derive_key, shuffle_indices
+    from hexdata.progress_bar import ProgressBar
     from hexdata.show import Game, Position, read_game, read_position
     from hexdata.shuffle import ShuffleOptions, shuffle_store
     from hexdata.verify import verify_store
@@ -32,6 +33,7 @@ __all__ = [
     "Permutation",
     "Position",
     "PositionDataset",
+    "ProgressBar",
     "ShuffleOptions",
     "balanced_take",
     "convert_sources",
@@ -54,6 +56,7 @@ _LAZY_EXPORTS = {
     "Permutation": "order",
     "Position": "show",
     "PositionDataset": "loader",
+    "ProgressBar": "progress_bar",
     "ShuffleOptions": "shuffle",
     "balanced_take": "order",
     "convert_sources": "convert",

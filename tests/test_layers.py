@@ -36,6 +36,7 @@ LAYERS = {
     "strict_json": 1,
     "units": 1,
     "draw": 2,
+    "progress_bar": 2,
     "schema": 2,
     "storage": 2,
     "engine": 3,
@@ -90,7 +91,7 @@ LIBRARIES = {
     "typer": ("cli",),
     "watchfiles": ("live",),
     "click": ("cli",),
-    "rich": ("cli",),
+    "rich": ("cli", "progress_bar"),
     "prometheus_client": ("live/prometheus.py",),
 }
 """The units, or files within a unit, that may import each third-party library."""

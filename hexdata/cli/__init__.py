@@ -10,7 +10,7 @@ import traceback
 import warnings
 
 from hexdata.cli import convert, demo, export, live, load, report, run, show, shuffle, sql, verify
-from hexdata.cli.app import INTERRUPTED, app, print_stderr
+from hexdata.cli.app import INTERRUPTED, Command, app, print_stderr
 from hexdata.errors import ConfigError, HexdataError
 
 __all__ = ["app", "main"]
@@ -28,7 +28,7 @@ for _verb in (
     load.load,
     live.live,
 ):
-    app.command()(_verb)
+    app.command(cls=Command)(_verb)
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _as_note
-            app()
+            app(prog_name="hexdata")
     except ConfigError as error:
         _fail(error, 2)
     except HexdataError as error:

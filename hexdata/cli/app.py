@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import hexdata
 from hexdata.text import printable
 
 if TYPE_CHECKING:
-    from hexdata.cli.bar import ProgressBar
     from hexdata.cli.render import Output
     from hexdata.engine import Engine
+    from hexdata.progress_bar import ProgressBar
     from hexdata.storage import AnyPath
 else:
     AnyPath = str
@@ -24,8 +26,10 @@ else:
 
 __all__ = [
     "INTERRUPTED",
+    "RESOURCES",
     "Address",
     "AnyPath",
+    "Command",
     "EngineName",
     "Json",
     "Memory",
@@ -42,6 +46,15 @@ __all__ = [
 ]
 
 INTERRUPTED = "interrupted; run the same command again to resume"
+
+RESOURCES: Final = "Memory and processors"
+"""Group of options in the help of a command."""
+_EXAMPLES: Final = "\nExamples:\n"
+_RANGES: Final = (
+    (re.compile(r"\b([0-9.]+)<=x<=([0-9.]+)\b"), r"\1 to \2"),
+    (re.compile(r"\bx>=([0-9.]+)\b"), r"at least \1"),
+)
+"""Ranges as typer prints them, and in words."""
 
 
 def print_stderr(message: str) -> None:
@@ -63,6 +76,79 @@ class _Group(TyperGroup):
             return super().invoke(ctx)
 
 
+class Command(TyperCommand):
+    """A command whose help has plain types, groups of options and, from its docstring, examples."""
+
+    @property
+    def examples(self) -> list[str]:
+        """The command lines below "Examples:" in the docstring."""
+        _, _, examples = inspect.cleandoc(self.help or "").partition(_EXAMPLES)
+        return [line.strip() for line in examples.splitlines() if line.strip()]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Parse arguments. If only STORE of ``INPUT... STORE`` is filled, report that STORE is missing."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            missing: Any = getattr(error, "param", None)
+            if type(error).__name__ == "MissingParameter" and _is_argument(missing) and missing.nargs == -1:
+                values, _, _ = self.make_parser(ctx).parse_args(given)
+                filled = [
+                    other for other in self.get_params(ctx) if _is_argument(other) and values[other.name]
+                ]
+                error.param = filled[-1] if filled else missing  # type: ignore[attr-defined]
+            raise
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line, such as ``INPUT... STORE``."""
+        arguments = [parameter for parameter in self.get_params(ctx) if _is_argument(parameter)]
+        names = [(_argument_name(argument), argument.required) for argument in arguments]
+        return ["[OPTIONS]", *(name if required else f"[{name}]" for name, required in names)]
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write the docstring up to its examples."""
+        whole, self.help = self.help, inspect.cleandoc(self.help or "").partition(_EXAMPLES)[0]
+        try:
+            super().format_help_text(ctx, formatter)
+        finally:
+            self.help = whole
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments and the groups of options."""
+        groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is None:
+                continue
+            name, text = record
+            group = getattr(parameter, "rich_help_panel", None) or "Options"
+            if _is_argument(parameter):
+                group, name = "Arguments", _argument_name(parameter)
+            for pattern, words in _RANGES:
+                text = pattern.sub(words, text)
+            groups.setdefault(group, []).append((name, text))
+        for group in sorted(groups, key=lambda name: name == RESOURCES):
+            if groups[group]:
+                with formatter.section(group):
+                    formatter.write_dl(groups[group])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the examples."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"{' ' * formatter.current_indent}{line}\n")
+
+
+def _is_argument(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "argument")
+
+
+def _argument_name(argument: Any) -> str:
+    return f"{argument.metavar}{'...' if argument.nargs != 1 else ''}"
+
+
 @contextmanager
 def _printable_usage() -> Iterator[None]:
     try:
@@ -70,6 +156,9 @@ def _printable_usage() -> Iterator[None]:
     except Exception as error:
         if hasattr(error, "format_message"):  # a usage error of click, which typer may vendor
             text = printable(error.format_message())
+            usage = getattr(error, "cmd", None)
+            if type(error).__name__ == "MissingParameter" and isinstance(usage, Command) and usage.examples:
+                text += f"\nExample: {usage.examples[0]}"
             error.format_message = lambda: text
         raise
 
@@ -79,7 +168,6 @@ app = typer.Typer(
     name="hexdata",
     help="Store, query, shuffle and export board-game positions for training.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -108,22 +196,42 @@ Store = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 Memory = Annotated[
-    str, typer.Option("--memory", metavar="SIZE", help="Memory limit of all processes together.")
+    str,
+    typer.Option(
+        "--memory",
+        metavar="SIZE",
+        help="Memory limit of all processes together, such as 700MB or 2GB.",
+        rich_help_panel=RESOURCES,
+    ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
-        "--workers", metavar="N", min=1, help="Worker processes. Default: one per core, if they fit --memory."
+        "--workers",
+        metavar="N",
+        min=1,
+        help="Number of worker processes. Default: one per core, if they fit --memory.",
+        rich_help_panel=RESOURCES,
     ),
 ]
 Threads = Annotated[
     int | None,
     typer.Option(
-        "--threads", metavar="N", min=1, help="Threads. Default: one per core, if they fit --memory."
+        "--threads",
+        metavar="N",
+        min=1,
+        help="Number of threads. Default: one per core, if they fit --memory.",
+        rich_help_panel=RESOURCES,
     ),
 ]
 EngineName = Annotated[
-    Literal["local", "ray"], typer.Option("--engine", help="Run on this machine or on a Ray cluster.")
+    Literal["local", "ray"],
+    typer.Option(
+        "--engine",
+        metavar="local|ray",
+        help="Run on this machine or on a Ray cluster.",
+        rich_help_panel=RESOURCES,
+    ),
 ]
 Address = Annotated[
     str | None,
@@ -131,6 +239,7 @@ Address = Annotated[
         "--address",
         metavar="HOST:PORT",
         help="Address of the Ray cluster, or auto. Default: RAY_ADDRESS, or a new cluster on this machine.",
+        rich_help_panel=RESOURCES,
     ),
 ]
 Seed = Annotated[
@@ -147,13 +256,13 @@ def command(as_json: bool, *paths: object) -> Iterator[tuple[Output, ProgressBar
         as_json: whether to print the result as JSON.
         paths: paths that the command uses. An error of an object store names the first address among them.
     """
-    from hexdata.cli.bar import ProgressBar
-    from hexdata.cli.render import Output
+    from hexdata.cli.render import Output, console
+    from hexdata.progress_bar import ProgressBar
     from hexdata.storage import translate_errors
 
     output = Output(as_json)
     try:
-        with translate_errors(*paths), ProgressBar(output) as bar:
+        with translate_errors(*paths), ProgressBar(console(stderr=True, soft_wrap=False)) as bar:
             yield output, bar
     except KeyboardInterrupt:
         output.error(INTERRUPTED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -23,6 +23,11 @@ from hexdata.units import parse_bytes
 
 __all__ = ["convert"]
 
+_CHOICE: Final = "Files"
+_FAULTS: Final = "Damaged files and invalid records"
+_SPLITS: Final = "Splits"
+"""Groups of options in the help."""
+
 
 def convert(
     inputs: Annotated[
@@ -41,30 +46,60 @@ def convert(
         float,
         typer.Option(
             "--max-reject-rate",
+            metavar="SHARE",
             min=0,
             max=1,
             help="Largest share of rejected records; above it, nothing is published.",
+            rich_help_panel=_FAULTS,
         ),
     ] = 0.01,
     value_convention: Annotated[
-        str | None,
+        Literal["auto", "blue-is-0", "blue-is-1"] | None,
         typer.Option(
             "--value-convention",
-            help="Value convention of files that do not show it: blue-is-0 or blue-is-1. Default: auto.",
+            metavar="auto|blue-is-0|blue-is-1",
+            help="Value that means a win of blue, for files that do not show it. Default: auto, which makes "
+            "such a file an error.",
             show_default=False,
+            rich_help_panel=_CHOICE,
         ),
     ] = None,
     value_sense: Annotated[
         str | None, typer.Option("--value-sense", hidden=True, help="Former name of --value-convention.")
     ] = None,
-    val: Annotated[float, typer.Option("--val", help="Share of games held out for validation.")] = 0.05,
-    test: Annotated[float, typer.Option("--test", help="Share of games held out for testing.")] = 0.01,
+    val: Annotated[
+        float,
+        typer.Option(
+            "--val",
+            metavar="SHARE",
+            help="Share of games held out for validation.",
+            rich_help_panel=_SPLITS,
+        ),
+    ] = 0.05,
+    test: Annotated[
+        float,
+        typer.Option(
+            "--test",
+            metavar="SHARE",
+            help="Share of games held out for testing.",
+            rich_help_panel=_SPLITS,
+        ),
+    ] = 0.01,
     salvage: Annotated[
         bool,
-        typer.Option("--salvage", help="Keep the complete examples before the damage in a damaged file."),
+        typer.Option(
+            "--salvage",
+            help="Keep the complete examples before the damage in a damaged file.",
+            rich_help_panel=_FAULTS,
+        ),
     ] = False,
     truncate_repeats: Annotated[
-        bool, typer.Option("--truncate-repeats", help="Truncate games before a move on an occupied cell.")
+        bool,
+        typer.Option(
+            "--truncate-repeats",
+            help="Truncate games before a move on an occupied cell.",
+            rich_help_panel=_FAULTS,
+        ),
     ] = False,
     board_size: Annotated[
         int | None,
@@ -73,6 +108,7 @@ def convert(
             metavar="N",
             help="Convert only files of this board size. Default: files of several sizes are an error.",
             show_default=False,
+            rich_help_panel=_CHOICE,
         ),
     ] = None,
     max_positions: Annotated[
@@ -84,13 +120,20 @@ def convert(
             help="Maximum number of positions in the store. Skip the first file that would exceed it and all "
             "files after it, in the order of their names. Default: no maximum.",
             show_default=False,
+            rich_help_panel=_CHOICE,
         ),
     ] = None,
     engine: EngineName = "local",
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Convert source files into a new or existing store."""
+    """Convert source files into a new or existing store.
+
+    Examples:
+        hexdata convert legacy/ store
+        hexdata convert a.trmph b.sgf store --val 0.1 --test 0
+        hexdata convert s3://bucket/games/ store --memory 2GB
+    """
     from hexdata.convert import ConvertOptions, convert_sources
 
     if value_convention is not None and value_sense is not None:

@@ -14,7 +14,9 @@ __all__ = ["demo"]
 
 def demo(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="Folder to write to.")] = "hexdata-demo",
-    games: Annotated[int, typer.Option("--games", min=1, help="Number of games to generate.")] = 1_500,
+    games: Annotated[
+        int, typer.Option("--games", metavar="N", min=1, help="Number of games to generate.")
+    ] = 1_500,
     seed: Seed = 7,
     as_json: Json = False,
 ) -> None:
@@ -22,6 +24,10 @@ def demo(
 
     The games are written as legacy files first. The last lines show how to train from the converted
     games.
+
+    Examples:
+        hexdata demo
+        hexdata demo my-demo --games 200
     """
     from hexdata.demo import DemoOptions
     from hexdata.pipeline import demo_config, run_config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -17,39 +17,56 @@ if TYPE_CHECKING:
 
 __all__ = ["export"]
 
+_SHARDS: Final = "Options of --format webdataset"
+
 
 def export(
     store: Store,
     to: Annotated[
-        str,
+        Literal["webdataset", "pickle"],
         typer.Option(
-            "--format", metavar="FORMAT", help="webdataset: tar shards for training. pickle: legacy pickles."
+            "--format",
+            metavar="webdataset|pickle",
+            help="webdataset: tar shards for training. pickle: legacy pickles.",
         ),
     ] = "webdataset",
     order: Annotated[
-        str | None,
+        Literal["shuffled", "original"] | None,
         typer.Option(
             "--order",
-            metavar="ORDER",
-            help="For pickles. shuffled: one file per bucket. original: one file per source. "
-            "Default: shuffled.",
+            metavar="shuffled|original",
+            help="One file per bucket, or one file per source. Default: shuffled.",
+            rich_help_panel="Options of --format pickle",
         ),
     ] = None,
     shard_size: Annotated[
         int | None,
-        typer.Option("--shard-size", metavar="N", min=1, help="Positions per shard. Default: 262144."),
+        typer.Option(
+            "--shard-size",
+            metavar="N",
+            min=1,
+            help="Positions per shard. Default: 262144.",
+            rich_help_panel=_SHARDS,
+        ),
     ] = None,
     block_size: Annotated[
         int | None,
-        typer.Option("--block-size", metavar="N", min=1, help="Positions per block. Default: 4096."),
+        typer.Option(
+            "--block-size",
+            metavar="N",
+            min=1,
+            help="Positions per block. Default: 4096.",
+            rich_help_panel=_SHARDS,
+        ),
     ] = None,
     layout: Annotated[
-        str | None,
+        Literal["blocks", "samples"] | None,
         typer.Option(
             "--layout",
-            metavar="LAYOUT",
+            metavar="blocks|samples",
             help="blocks: one tar sample per block. samples: one per position, larger and slower to read. "
             "Default: blocks.",
+            rich_help_panel=_SHARDS,
         ),
     ] = None,
     free_buckets: Annotated[
@@ -57,6 +74,7 @@ def export(
         typer.Option(
             "--free-buckets",
             help="Remove each bucket of the shuffle as soon as all shards with its rows are written.",
+            rich_help_panel=_SHARDS,
         ),
     ] = False,
     workers: Workers = None,
@@ -65,7 +83,13 @@ def export(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Write tar shards for training, or legacy pickles."""
+    """Write tar shards for training, or legacy pickles.
+
+    Examples:
+        hexdata export store
+        hexdata export store --shard-size 65536
+        hexdata export store --format pickle --order original
+    """
     pickle_options = _given(order=order)
     shard_options = _given(
         shard_size=shard_size, block_size=block_size, layout=layout, free_buckets=free_buckets or None
@@ -74,8 +98,6 @@ def export(
         _refuse(shard_options, to)
         _export_pickles(store, pickle_options, workers, memory, (engine, address), as_json)
         return
-    if to != "webdataset":
-        raise ConfigError("unknown format", found=to, expected="webdataset or pickle")
     _refuse(pickle_options, to)
     from hexdata.export import ExportOptions, export_shards
 

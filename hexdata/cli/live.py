@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from hexdata.live.metrics import LiveMetrics, MetricsByStage
 
 __all__ = ["live"]
+
+_DRAWS: Final = "Pool and reservoir"
+"""Group of options in the help."""
 
 
 def live(
@@ -30,33 +33,68 @@ def live(
     allow_code: Annotated[
         bool, typer.Option("--allow-code", help="Allow the config to import Python code.")
     ] = False,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of all random draws.")] = None,
-    split: Annotated[str | None, typer.Option("--split", help="Split to use: train, val or test.")] = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Positions per batch.")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Seed of all random draws. Default: 0.")
+    ] = None,
+    split: Annotated[
+        Literal["train", "val", "test"] | None,
+        typer.Option("--split", metavar="train|val|test", help="Split to use. Default: train."),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", metavar="N", help="Positions per batch. Default: 1024.")
+    ] = None,
     pool_size: Annotated[
-        int | None, typer.Option("--pool-size", help="Number of games in the pool: the newest.")
+        int | None,
+        typer.Option(
+            "--pool-size",
+            metavar="N",
+            help="Maximum number of games in the pool, which keeps the newest. Default: 100000.",
+            rich_help_panel=_DRAWS,
+        ),
     ] = None,
     reuse: Annotated[
         float | None,
         typer.Option(
-            "--reuse", help="Draw games at most this many times per new game, then wait. Default: no limit."
+            "--reuse",
+            metavar="X",
+            help="Draw games at most this many times per new game, then wait. Default: no limit.",
+            rich_help_panel=_DRAWS,
         ),
     ] = None,
     reservoir: Annotated[
-        int | None, typer.Option("--reservoir", help="Number of positions in the reservoir.")
+        int | None,
+        typer.Option(
+            "--reservoir",
+            metavar="N",
+            help="Number of positions in the reservoir. Default: 1000000.",
+            rich_help_panel=_DRAWS,
+        ),
     ] = None,
     batches: Annotated[
-        int | None, typer.Option("--batches", help="Stop after this many batches. Default: no limit.")
+        int | None,
+        typer.Option("--batches", metavar="N", help="Stop after this many batches. Default: no limit."),
     ] = None,
     seconds: Annotated[
-        float | None, typer.Option("--seconds", help="Stop after this many seconds. Default: no limit.")
+        float | None,
+        typer.Option("--seconds", metavar="S", help="Stop after this many seconds. Default: no limit."),
     ] = None,
     prometheus: Annotated[
         int | None,
-        typer.Option("--prometheus", metavar="PORT", help="Serve metrics for Prometheus on this port."),
+        typer.Option(
+            "--prometheus",
+            metavar="PORT",
+            help="Serve metrics for Prometheus on this port.",
+            rich_help_panel="Metrics",
+        ),
     ] = None,
     prometheus_host: Annotated[
-        str, typer.Option("--prometheus-host", metavar="ADDRESS", help="Address to serve the metrics at.")
+        str,
+        typer.Option(
+            "--prometheus-host",
+            metavar="ADDRESS",
+            help="Address to serve the metrics at.",
+            rich_help_panel="Metrics",
+        ),
     ] = "127.0.0.1",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print metrics as one line of JSON per second.")
@@ -65,6 +103,11 @@ def live(
     """Load batches from a directory that self-play writes to.
 
     Shows the state of each stage.
+
+    Examples:
+        hexdata live selfplay/
+        hexdata live selfplay/ --batch-size 256 --seconds 60
+        hexdata live selfplay/ --config configs/live.toml --prometheus 9000
     """
     from dataclasses import replace
 

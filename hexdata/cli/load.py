@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import typer
 
 from hexdata.cli.app import Json, Seed, command
 
 __all__ = ["load"]
+
+_CONTENT: Final = "Content of the batches"
+_CACHE: Final = "Remote shards"
+"""Groups of options in the help."""
 
 
 def load(
@@ -22,7 +26,8 @@ def load(
     ],
     epochs: Annotated[int, typer.Option("--epochs", metavar="N", min=1, help="Number of epochs.")] = 1,
     split: Annotated[
-        str, typer.Option("--split", metavar="SPLIT", help="Split to load: train, val or test.")
+        Literal["train", "val", "test"],
+        typer.Option("--split", metavar="train|val|test", help="Split to load."),
     ] = "train",
     batch_size: Annotated[
         int, typer.Option("--batch-size", metavar="N", min=1, help="Number of positions per batch.")
@@ -35,13 +40,14 @@ def load(
             metavar="NAMES",
             help="Fields of the batches, separated by commas, such as board,policy,root_value. value and "
             "position_id are added.",
+            rich_help_panel=_CONTENT,
         ),
     ] = "board,policy,value",
     mode: Annotated[
-        str | None,
+        Literal["games", "exact", "stream"] | None,
         typer.Option(
             "--mode",
-            metavar="MODE",
+            metavar="games|exact|stream",
             help="games: hold the games of a converted store in memory and permute their positions. exact: "
             "permute the positions of mapped shards. stream: read shards sequentially and mix them in a "
             "buffer. Default: games for a store without shards, exact for a local folder of shards, else "
@@ -58,11 +64,12 @@ def load(
         ),
     ] = None,
     merge: Annotated[
-        str,
+        Literal["none", "positions"],
         typer.Option(
             "--merge",
-            metavar="WHICH",
+            metavar="none|positions",
             help="positions: merge positions that are equal up to symmetry into one. Only in games mode.",
+            rich_help_panel=_CONTENT,
         ),
     ] = "none",
     where: Annotated[
@@ -73,6 +80,7 @@ def load(
             help="Load only positions that meet this SQL condition over their labels and the results of "
             "their search, such as 'visits >= 100'. Not in stream mode.",
             show_default=False,
+            rich_help_panel=_CONTENT,
         ),
     ] = None,
     weights: Annotated[
@@ -84,13 +92,14 @@ def load(
             "such as weight. An epoch delivers a position of weight w floor(w) or ceil(w) times. Default: "
             "each position once.",
             show_default=False,
+            rich_help_panel=_CONTENT,
         ),
     ] = None,
     check: Annotated[
-        str,
+        Literal["sizes", "digests"],
         typer.Option(
             "--check",
-            metavar="CHECK",
+            metavar="sizes|digests",
             help="Check the sizes or the digests of the files before loading. In games mode, digests also "
             "compares every board with the moves of its game.",
         ),
@@ -102,15 +111,24 @@ def load(
             metavar="DIR",
             help="Cache remote shards in this directory. Default: below HEXDATA_CACHE, for object stores.",
             show_default=False,
+            rich_help_panel=_CACHE,
         ),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Do not cache shards.")] = False,
+    no_cache: Annotated[
+        bool,
+        typer.Option(
+            "--no-cache",
+            help="Do not cache shards.",
+            rich_help_panel=_CACHE,
+        ),
+    ] = False,
     cache_size: Annotated[
         str,
         typer.Option(
             "--cache-size",
             metavar="SIZE",
             help="Maximum size of the cache. Least recently used shards are removed first.",
+            rich_help_panel=_CACHE,
         ),
     ] = "50GB",
     prefetch: Annotated[
@@ -121,11 +139,18 @@ def load(
             min=0,
             help="Number of shards to download in advance, in stream mode. Default: one per stream.",
             show_default=False,
+            rich_help_panel=_CACHE,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run the training loader and measure its speed."""
+    """Run the training loader and measure its speed.
+
+    Examples:
+        hexdata load store
+        hexdata load store --mode exact --epochs 2 --batch-size 256
+        hexdata load s3://bucket/store --cache /data/cache --cache-size 20GB
+    """
     from hexdata.loader.trial import LoadOptions, run_loader_trial
 
     if no_cache and cache is not None:
@@ -137,11 +162,11 @@ def load(
         seed=seed,
         shards=shards,
         fields=tuple(name.strip() for name in fields.split(",")),
-        mode=mode,  # type: ignore[arg-type]  # LoadOptions checks it
-        merge=merge,  # type: ignore[arg-type]
+        mode=mode,
+        merge=merge,
         where=where,
         weights=weights,
-        check=check,  # type: ignore[arg-type]
+        check=check,
         cache=cache if cache is not None else not no_cache,
         cache_size=cache_size,
         prefetch=prefetch,
@@ -164,6 +189,7 @@ def load(
             ]
             for e in result.epochs
         ],
+        optional=["first ids", "digest"],
     )
     for e in result.epochs:
         if e.weight_sum is not None:

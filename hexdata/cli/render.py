@@ -9,21 +9,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from textwrap import wrap as wrap_text
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from hexdata.cli.tables import lay_out
 from hexdata.text import printable
 
 __all__ = ["Output", "console"]
-
-
-_PIPED_WIDTH: Final = 200
-"""Width of tables in characters, if standard output is a file or a pipe."""
 
 
 def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
@@ -62,8 +59,6 @@ class Output:
     def __init__(self, as_json: bool) -> None:
         self.as_json = as_json
         self.out = console()
-        if not self.out.is_terminal:
-            self.out.width = _PIPED_WIDTH
         self.err = console(stderr=True)
 
     def print_json(self, result: Any) -> bool:
@@ -76,18 +71,53 @@ class Output:
         """Print a line of text."""
         self.out.print(printable(text))
 
-    def table(self, columns: list[str], rows: list[list[str]]) -> None:
-        """Print a table. Columns of numbers are aligned right."""
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        *,
+        optional: Sequence[str] = (),
+        numeric: Sequence[bool] | None = None,
+        shorten: bool = False,
+        most_vertical: int | None = None,
+    ) -> int:
+        """Print a table that fits the terminal. A file or a pipe receives tab-separated lines.
+
+        Args:
+            columns: Names of the columns.
+            rows: Texts of the rows.
+            optional: Columns that a narrow terminal does not show, the least important first.
+            numeric: Whether each column contains numbers. Default None: determined from the texts.
+            shorten: Cut long texts on a terminal instead of wrapping them. Default False.
+            most_vertical: Maximum number of rows in the vertical layout. Default None: all.
+
+        Returns:
+            The number of rows printed.
+        """
+        columns = [printable(name) for name in columns]
         rows = [[printable(text) for text in row] for row in rows]
-        table = Table(box=None, pad_edge=False, header_style="bold")
-        for index, name in enumerate(columns):
-            numeric = all(row[index][:1].isdigit() or row[index] in ("", "-") for row in rows)
-            table.add_column(
-                printable(name), justify="right" if numeric and rows else "left", overflow="fold"
-            )
+        if not self.out.is_terminal:
+            self.tabbed([columns, *rows])
+            return len(rows)
+        table = lay_out(
+            columns,
+            rows,
+            self.out.width,
+            numeric=numeric,
+            optional=optional,
+            shorten=shorten,
+            most_vertical=most_vertical,
+        )
+        for line in table.header:
+            self.out.print(line, style="bold")
+        for line in table.body:
+            self.out.print(line)
+        return table.rows
+
+    def tabbed(self, rows: Iterable[Sequence[str]]) -> None:
+        """Print rows without padding, with tabs between the fields."""
         for row in rows:
-            table.add_row(*row)
-        self.out.print(table)
+            typer.echo("\t".join(map(printable, row)))
 
     def error(self, message: str) -> None:
         """Print an error message to standard error."""

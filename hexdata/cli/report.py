@@ -27,7 +27,12 @@ def report(
     threads: Threads = None,
     as_json: Json = False,
 ) -> None:
-    """Write an HTML page about the shuffle and contents of a store."""
+    """Write an HTML page about the shuffle and contents of a store.
+
+    Examples:
+        hexdata report store
+        hexdata report store --output report.html
+    """
     from hexdata.report import write_report
     from hexdata.sql import SqlLimits
 

@@ -23,7 +23,13 @@ def run(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="Path of a TOML file.", show_default=False)],
     as_json: Json = False,
 ) -> None:
-    """Run the stages of a config in order."""
+    """Run the stages of a config in order.
+
+    A stage that is already done is not run again.
+
+    Examples:
+        hexdata run configs/demo.toml
+    """
     from hexdata.pipeline import load_config, run_config
 
     with command(as_json) as (output, bar), prints_to_stderr():
@@ -47,7 +53,11 @@ def show_run(output: Output, result: RunResult) -> None:
         ]
         for s in result.stages
     ]
-    output.table(["stage", "positions", "games", "on disk", "seconds", "positions/s", "location"], rows)
+    output.table(
+        ["stage", "positions", "games", "on disk", "seconds", "positions/s", "location"],
+        rows,
+        optional=["location", "positions/s"],
+    )
     if result.shuffle is not None and (result.shuffle.left_out or result.shuffle.notes):
         output.line()
         show_choices(output, result.shuffle)

@@ -31,10 +31,13 @@ def show(
     ] = None,
     game: Annotated[
         int | None,
-        typer.Option("--game", min=0, help="Game to show. Shows its final position unless --ply is given."),
+        typer.Option(
+            "--game", metavar="N", min=0, help="Game to show. Shows its final position unless --ply is given."
+        ),
     ] = None,
     ply: Annotated[
-        int | None, typer.Option("--ply", min=0, help="Number of moves made in the game at the position.")
+        int | None,
+        typer.Option("--ply", metavar="N", min=0, help="Number of moves made in the game at the position."),
     ] = None,
     svg: Annotated[
         AnyPath | None,
@@ -49,6 +52,7 @@ def show(
         int | None,
         typer.Option(
             "--every",
+            metavar="K",
             min=1,
             help="Show every K-th position of the filmstrip, and the last one. Default: about 48 boards.",
         ),
@@ -59,7 +63,14 @@ def show(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Draw a position or a game of a store, a shard or a TRMPH text."""
+    """Draw a position or a game of a store, a shard or a TRMPH text.
+
+    Examples:
+        hexdata show store 123
+        hexdata show store --game 7 --svg game.svg --every 10
+        hexdata show store/shards/train-000000.tar:17
+        hexdata show '#13,a1b2c3'
+    """
     from hexdata.show import ShowOptions, draw_svg, find, write_svg
 
     options = ShowOptions(position=position, game=game, ply=ply, every=every, numbers=numbers)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from hexdata.cli.app import Address, EngineName, Json, Memory, Seed, Store, command, using_engine
+from hexdata.cli.app import Address, EngineName, Json, Memory, Seed, Store, Threads, command, using_engine
 from hexdata.text import printable
 from hexdata.units import format_bytes, parse_bytes
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from hexdata.shuffle import ShufflePlan, ShuffleResult
 
 __all__ = ["show_choices", "shuffle"]
+
+_SELECT: Final = "Select positions"
+_ARRANGE: Final = "Arrange positions"
+"""Groups of options in the help."""
 
 _SHOWN_GROUPS: Final = 12
 """Maximum number of groups per split in the table; ``--json`` has all."""
@@ -30,43 +34,49 @@ def shuffle(
         int | None,
         typer.Option(
             "--buckets",
+            metavar="N",
             min=1,
             help="Number of buckets (files) of the largest split. Default: one per 1,048,576 positions.",
+            rich_help_panel=_ARRANGE,
         ),
     ] = None,
     memory: Memory = "1GB",
-    threads: Annotated[
-        int | None,
-        typer.Option(
-            "--threads", min=1, help="Number of threads. Default: one per core, as far as --memory allows."
-        ),
-    ] = None,
+    threads: Threads = None,
     where: Annotated[
         str | None,
         typer.Option(
             "--where",
             metavar="CONDITION",
             help="Keep only positions that meet this SQL condition, such as 'value_sample_tier <= 1'.",
+            rich_help_panel=_SELECT,
         ),
     ] = None,
     dedup: Annotated[
         Literal["none", "exact", "symmetric"],
         typer.Option(
             "--dedup",
+            metavar="none|exact|symmetric",
             help="Keep one game of each set of duplicates: with equal moves, or equal under a symmetry too.",
+            rich_help_panel=_SELECT,
         ),
     ] = "none",
     per_game: Annotated[
         int | None,
         typer.Option(
-            "--per-game", min=1, help="Maximum number of positions per game, chosen at random by seed."
+            "--per-game",
+            metavar="N",
+            min=1,
+            help="Maximum number of positions per game, chosen at random by seed.",
+            rich_help_panel=_SELECT,
         ),
     ] = None,
     per_game_by: Annotated[
         Literal["key", "tier"],
         typer.Option(
             "--per-game-by",
+            metavar="key|tier",
             help="Choose the positions of --per-game at random, or low value sample tiers first.",
+            rich_help_panel=_SELECT,
         ),
     ] = "key",
     balance_by: Annotated[
@@ -76,20 +86,26 @@ def shuffle(
             metavar="EXPR",
             help="Reduce all groups of positions with equal values of an SQL expression, such as source or "
             "winner, to the size of the smallest group, by random choice.",
+            rich_help_panel=_SELECT,
         ),
     ] = None,
     merge: Annotated[
         Literal["none", "positions"],
         typer.Option(
             "--merge",
+            metavar="none|positions",
             help="Merge positions that are equal up to symmetry into one row, with the mean value, the "
             "distribution of the moves as policy, and their number as weight.",
+            rich_help_panel=_SELECT,
         ),
     ] = "none",
     merge_weight: Annotated[
         Literal["count", "root"],
         typer.Option(
-            "--merge-weight", help="Weight of a merged row: the number of positions, or its square root."
+            "--merge-weight",
+            metavar="count|root",
+            help="Weight of a merged row: the number of positions, or its square root.",
+            rich_help_panel=_SELECT,
         ),
     ] = "count",
     stratify_by: Annotated[
@@ -99,11 +115,17 @@ def shuffle(
             metavar="EXPR",
             help="Give every bucket the same share of each value of an SQL expression, such as value; "
             "'length' is the length of the game.",
+            rich_help_panel=_ARRANGE,
         ),
     ] = None,
     assign: Annotated[
         Literal["position", "game"],
-        typer.Option("--assign", help="Assign single positions or whole games to buckets."),
+        typer.Option(
+            "--assign",
+            metavar="position|game",
+            help="Assign single positions or whole games to buckets.",
+            rich_help_panel=_ARRANGE,
+        ),
     ] = "position",
     dry_run: Annotated[
         bool,
@@ -116,6 +138,11 @@ def shuffle(
     """Shuffle the positions of a store in a seeded order.
 
     The shuffle is global and works on disk, within the memory limit.
+
+    Examples:
+        hexdata shuffle store --seed 1
+        hexdata shuffle store --dry-run
+        hexdata shuffle store --where 'value_sample_tier <= 1' --dedup symmetric
     """
     from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
 
@@ -200,7 +227,9 @@ def _show_balance(output: Output, balance: tuple[BalanceRow, ...]) -> None:
                 [split, f"{len(split_rows) - _SHOWN_GROUPS - 1:,} more, see --json", "", "", "", "", ""]
             )
     output.table(
-        ["split", "group", "selection", "positions", "game length", "value", "position in file"], rows
+        ["split", "group", "selection", "positions", "game length", "value", "position in file"],
+        rows,
+        optional=["position in file", "game length"],
     )
 
 

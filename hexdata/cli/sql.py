@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from hexdata.cli.app import AnyPath, Memory, Store, Threads, parse_path
 from hexdata.errors import ConfigError
-from hexdata.text import printable
 from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -23,15 +20,10 @@ _LIST: Final = "@"
 """The query text that lists the named queries."""
 _SHOWN_ROWS: Final = 40
 """Maximum number of rows shown on a terminal."""
+_SHOWN_VERTICAL: Final = 5
+"""Maximum number of rows shown on a terminal that is too narrow for their columns."""
 _COUNTED_ROWS: Final = 1_000_000
 """Maximum number of further rows that are counted."""
-_BLOCK_ROWS: Final = 1_000
-"""Rows per group with common column widths, in a file or a pipe."""
-_GAP: Final = "  "
-_MIN_WIDTH: Final = 6
-"""Minimum width of a column of text, in characters."""
-
-Row = Sequence[str]
 
 
 def sql(
@@ -65,7 +57,15 @@ def sql(
     memory: Memory = "1GB",
     threads: Threads = None,
 ) -> None:
-    """Query a store with SQL. Views: positions, games, sources, rejected, shuffled, shards."""
+    """Query a store with SQL.
+
+    Views: positions, games, sources, rejected, shuffled, shards.
+
+    Examples:
+        hexdata sql store "SELECT winner, count(*) FROM games GROUP BY winner"
+        hexdata sql store @first_moves
+        hexdata sql store "FROM games" --csv > games.csv
+    """
     from hexdata.cli.render import Output
     from hexdata.pool import memory_limit
     from hexdata.sql import json_rows, named_queries, run_query, save_parquet, write_csv
@@ -105,105 +105,30 @@ def _list(output: Output, queries: dict[str, str]) -> None:
 
 def _show(output: Output, result: QueryResult) -> None:
     """Print the rows as a table. On a terminal, print the first rows and the number of further rows."""
-    names = [printable(name) for name in result.schema.names]
-    if output.out.is_terminal:
-        rows, more = _first_rows(result)
-        table = _Table(names, result.numeric, output.out.width)
-        for line in (table.head(rows), *table.lines(rows)):
-            output.line(line)
-        if more:
-            counted = f"more than {_COUNTED_ROWS:,}" if more > _COUNTED_ROWS else f"{more:,}"
-            output.note(
-                f"{counted} rows are not shown; use --csv, --json, --parquet or a pipe to get all rows"
-            )
+    from hexdata.sql import text_rows
+
+    names = result.schema.names
+    if not output.out.is_terminal:
+        output.tabbed([names])
+        output.tabbed(row for batch in result.batches for row in text_rows(batch))
         return
-    table = _Table(names, result.numeric, None)
-    blocks = _blocks(result)
-    typer.echo(table.head(first := next(blocks, [])))
-    for rows in chain([first] if first else [], blocks):
-        typer.echo("\n".join(table.lines(rows)))
+    rows, more = _first_rows(result)
+    shown = output.table(names, rows, numeric=result.numeric, shorten=True, most_vertical=_SHOWN_VERTICAL)
+    more += len(rows) - shown
+    if more:
+        counted = f"more than {_COUNTED_ROWS:,}" if more > _COUNTED_ROWS else f"{more:,}"
+        output.note(f"{counted} rows are not shown; use --csv, --json, --parquet or a pipe to get all rows")
 
 
-def _first_rows(result: QueryResult) -> tuple[list[Row], int]:
+def _first_rows(result: QueryResult) -> tuple[list[list[str]], int]:
     """Return the first rows, and the number of further rows, counted up to a limit."""
     from hexdata.sql import text_rows
 
-    shown: list[Row] = []
+    shown: list[list[str]] = []
     count = 0
     for batch in result.batches:
-        shown += _printable_rows(text_rows(batch.slice(0, _SHOWN_ROWS - len(shown))))
+        shown += text_rows(batch.slice(0, _SHOWN_ROWS - len(shown)))
         count += batch.num_rows
         if count > _SHOWN_ROWS + _COUNTED_ROWS:
             break
     return shown, count - len(shown)
-
-
-def _blocks(result: QueryResult) -> Iterator[list[Row]]:
-    """Yield the rows in groups."""
-    from hexdata.sql import text_rows
-
-    for batch in result.batches:
-        rows = text_rows(batch)
-        while block := _printable_rows(islice(rows, _BLOCK_ROWS)):
-            yield block
-
-
-def _printable_rows(rows: Iterable[list[str]]) -> list[Row]:
-    return [[printable(text) for text in row] for row in rows]
-
-
-class _Table:
-    """Formats rows as text in columns. Numbers are right-aligned.
-
-    Args:
-        names: Names of the columns.
-        numeric: Whether each column contains numbers, which are never shortened.
-        width: Width of the lines in characters, for which texts are shortened; None to shorten nothing.
-    """
-
-    def __init__(self, names: list[str], numeric: list[bool], width: int | None) -> None:
-        self.names = names
-        self.numeric = numeric
-        self.width = width
-        self.widths: list[int] = []
-
-    def head(self, rows: Sequence[Row]) -> str:
-        """Set the column widths from these rows, and return the header line."""
-        from rich.cells import cell_len
-
-        columns = list(zip(*rows, strict=True)) or [()] * len(self.names)
-        widths = [max(map(cell_len, column), default=0) for column in columns]
-        if self.width is None:
-            self.widths = [max(w, cell_len(name)) for w, name in zip(widths, self.names, strict=True)]
-        else:
-            self.widths = self._fitted(widths, [cell_len(name) for name in self.names], self.width)
-        return self._line(self.names)
-
-    def _fitted(self, cells: list[int], names: list[int], width: int) -> list[int]:
-        """Return the widths under the highest limit that keeps lines to ``width``, if any does."""
-
-        def limited(limit: int) -> list[int]:
-            return [
-                max(cell, min(name, limit)) if numeric else min(max(cell, name), limit)
-                for cell, name, numeric in zip(cells, names, self.numeric, strict=True)
-            ]
-
-        available = width - len(_GAP) * (len(names) - 1)
-        limits = range(max(width, _MIN_WIDTH), _MIN_WIDTH, -1)
-        return next((w for limit in limits if sum(w := limited(limit)) <= available), limited(_MIN_WIDTH))
-
-    def lines(self, rows: Sequence[Row]) -> list[str]:
-        """Return the line of each row."""
-        return [self._line(row) for row in rows]
-
-    def _line(self, row: Row) -> str:
-        cells = map(self._cell, row, self.widths, self.numeric)
-        return _GAP.join(cells).rstrip()
-
-    def _cell(self, text: str, width: int, numeric: bool) -> str:
-        from rich.cells import cell_len, set_cell_size
-
-        missing = width - cell_len(text)
-        if missing < 0 and self.width is not None:
-            return set_cell_size(text, width - 1) + "…"
-        return " " * missing + text if numeric else text + " " * missing

@@ -47,7 +47,12 @@ def verify(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Check all files and tables of a store."""
+    """Check all files and tables of a store.
+
+    Examples:
+        hexdata verify store
+        hexdata verify store --round-trip legacy/
+    """
     from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 
     options = VerifyOptions(memory=parse_bytes(memory), threads=threads)
@@ -121,6 +126,7 @@ def _show_quality(output: Output, quality: Quality) -> None:
             ]
             for figure in quality.figures
         ],
+        optional=["note", "s.d.", "expected"],
     )
     if quality.sampled < quality.positions:
         output.line(

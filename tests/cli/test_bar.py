@@ -1,4 +1,4 @@
-"""The progress bar on a terminal: every stage, with its rate and the remaining time."""
+"""The progress bar of a command on a terminal: one line per stage."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def on_a_terminal(*arguments: str | Path) -> str:
 
 def test_every_stage_of_a_shuffle_has_a_line(trmph_store: Path, copy_store: CopyStore) -> None:
     shown = on_a_terminal("shuffle", copy_store(trmph_store), "--balance-by", "winner")
-    for words in ("select", "scatter", "sort", "100%", "MB"):
+    for words in ("select", "scatter", "sort", "100%", "memory"):
         assert words in shown
     last = shown[shown.rindex("select") :]
     first_line = last.partition("\n")[0]
     assert "100%" in first_line, "the stage of unknown length is complete"
-    assert "MB" not in first_line, "memory is shown for the running stage only"
+    assert "memory" not in first_line, "memory is shown for the running stage only"

@@ -43,13 +43,13 @@ def ask(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> A
     return run
 
 
-def test_a_table_has_numbers_to_the_right(trmph_store: Path, ask: Ask) -> None:
+def test_a_pipe_gets_tab_separated_lines(trmph_store: Path, ask: Ask) -> None:
     query = (
         "SELECT * FROM (VALUES (-5, 'b', NULL), (1234567, 'a' || chr(10) || chr(27), 0.5)) AS t (n, word, 盤)"
     )
     assert ask(trmph_store, query) == (
         0,
-        "      n  word       盤\n     -5  b        NULL\n1234567  a\\n\\x1b   0.5\n",
+        "n\tword\t盤\n-5\tb\tNULL\n1234567\ta\\n\\x1b\t0.5\n",
         "",
     )
     assert ask(trmph_store, "SELECT 1 AS one WHERE false") == (0, "one\n", "")
@@ -125,6 +125,17 @@ def test_a_terminal_shows_the_first_rows_and_says_how_many_more_there_are(trmph_
     few = on_terminal(trmph_store, "SELECT range AS n, repeat('x', 5000) AS long FROM range(40)")
     assert "not shown" not in few
     assert all(line.endswith("x…") for line in few.splitlines()[1:])
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_shows_rows_vertically(trmph_store: Path, monkeypatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = on_terminal(trmph_store, "SELECT * FROM games ORDER BY game_id").splitlines()
+    assert lines[0] == "game_id          0"
+    assert max(map(len, lines)) <= width
+    assert "75 rows are not shown" in " ".join(lines[-2:])
+    table = on_terminal(trmph_store, "SELECT game_id, source_id, winner FROM games").splitlines()
+    assert table[0] == "game_id  source_id  winner"
 
 
 def test_ctrl_c_ends_a_query(trmph_store: Path) -> None:
