@@ -51,7 +51,8 @@ def write_report(
 ) -> Report:
     """Write the report of a store as one self-contained HTML page. The store may be at any stage.
 
-    The same store and release give the same bytes, except for the times and memory recorded in the journal.
+    The same store and release give the same bytes, except for the store's path in the commands, and the times
+    and memory recorded in the journal.
 
     Args:
         store: path or address of the store.
@@ -83,6 +84,7 @@ def make_page(facts: ReportFacts, verdict: Verdict) -> str:
     """Return the page as HTML text."""
     # These modules load matplotlib and jinja2.
     from hexdata.report.contents import contents_sections
+    from hexdata.report.fingerprinting import fingerprinting_section
     from hexdata.report.mixing import mixing_sections
     from hexdata.report.page import render_page
 
@@ -91,5 +93,5 @@ def make_page(facts: ReportFacts, verdict: Verdict) -> str:
         version=facts.version,
         verdict=verdict,
         tiles=tiles(facts),
-        sections=[*mixing_sections(facts), *contents_sections(facts)],
+        sections=[fingerprinting_section(facts), *mixing_sections(facts), *contents_sections(facts)],
     )

@@ -11,9 +11,10 @@ from hexdata.errors import StoreError
 from hexdata.report.charts import lengths_chart, tiers_chart
 from hexdata.report.facts import ReportFacts, Row, StageSummary
 from hexdata.report.page import PageTable, Section
-from hexdata.report.verdict import duplicate_games, many
+from hexdata.report.verdict import duplicate_games
+from hexdata.store import store_argument
 from hexdata.store.integrity import stage_command
-from hexdata.text import printable
+from hexdata.text import count_of, printable
 from hexdata.units import format_bytes
 
 __all__ = ["contents_sections"]
@@ -58,11 +59,17 @@ def _lengths(facts: ReportFacts) -> Section:
     games = sum(count for _, count in lengths)
     if not games:
         return Section("lengths", title, "The store contains no games.", "")
+    shortest, longest = lengths[0][0], lengths[-1][0]
     mean = sum(length * count for length, count in lengths) / games
-    finding = (
-        f"{many(games, 'game')} of {lengths[0][0]:,} to {lengths[-1][0]:,} positions; the median is "
-        f"{_median(lengths):,}, the mean {mean:.1f}."
-    )
+    if games == 1:
+        finding = f"The only game has {count_of(longest, 'position')}."
+    elif shortest == longest:
+        finding = f"{games:,} games of {count_of(longest, 'position')} each."
+    else:
+        finding = (
+            f"{games:,} games of {shortest:,} to {longest:,} positions; the median is "
+            f"{_median(lengths):,}, the mean {mean:.1f}."
+        )
     picture = (lengths_chart(lengths), "Games by the number of their positions.")
     return Section(
         "lengths", title, finding, reading + " Very short games are incomplete or resigned.", [picture]
@@ -89,6 +96,8 @@ def _tiers(facts: ReportFacts) -> Section:
     least = known[0]
     share = _share(least["positions"], total)
     finding = f"{share} of the positions have tier {least['tier']}, the lowest in this store."
+    if least["positions"] == total:
+        finding = f"All positions have tier {least['tier']}."
     table = PageTable(
         "Tiers",
         ["tier", "positions", "share", "mean value"],
@@ -106,6 +115,7 @@ def _tiers(facts: ReportFacts) -> Section:
         "most positions have, rarely.",
         [(tiers_chart(tiers), "Number of positions by tier.")],
         [table],
+        documents=("batches",),
     )
 
 
@@ -121,11 +131,22 @@ def _openings(facts: ReportFacts) -> Section:
             "openings", title, "No game is complete from its first move, so no opening is known.", ""
         )
     games = sum(row["games"] for row in moves)
-    most = max(moves, key=lambda row: row["games"])
-    finding = (
-        f"{most['cell']} is the most frequent first move, of {_share(most['games'], games)} of "
-        f"{many(games, 'game')}; {len(moves):,} of {size * size:,} cells occur as first moves."
-    )
+    most = max(row["games"] for row in moves)
+    frequent = [row["cell"] for row in moves if row["games"] == most]
+    if len(moves) == 1:
+        finding = (
+            f"The only game begins with {frequent[0]}."
+            if games == 1
+            else f"All games begin with {frequent[0]}."
+        )
+    else:
+        finding = f"{len(moves):,} of {size * size:,} cells occur as first moves. "
+        if len(frequent) == 1:
+            finding += (
+                f"The most frequent one, {frequent[0]}, begins {_share(most, games)} of {games:,} games."
+            )
+        else:
+            finding += f"The most frequent ones begin {count_of(most, 'game')} of {games:,} each."
     return Section(
         "openings",
         title,
@@ -133,7 +154,7 @@ def _openings(facts: ReportFacts) -> Section:
         "Blue connects top and bottom, red left and right. Darker cells were played in more games; cells "
         "without colour were never played. A network trained on few openings learns few kinds of games.",
         _boards(size, moves, cells, games),
-        [_first_moves(moves, games)],
+        [_first_moves(moves, games, facts)],
         shape="board",
     )
 
@@ -189,7 +210,7 @@ def _board(
     return board_svg(Diagram(size, shades=shades, title=title))
 
 
-def _first_moves(moves: list[Row], games: int) -> PageTable:
+def _first_moves(moves: list[Row], games: int, facts: ReportFacts) -> PageTable:
     ordered = sorted(moves, key=lambda row: (-row["games"], row["move"]))
     left = len(ordered) - _MOST_ROWS
     return PageTable(
@@ -206,7 +227,7 @@ def _first_moves(moves: list[Row], games: int) -> PageTable:
             for row in ordered[:_MOST_ROWS]
         ],
         folded=True,
-        more=f"{left:,} more moves: hexdata sql STORE @first_moves" if left > 0 else "",
+        more=f"{left:,} more moves: {_query(facts, 'first_moves')}" if left > 0 else "",
     )
 
 
@@ -217,14 +238,14 @@ def _sources(facts: ReportFacts) -> Section:
     rows = facts.tables["sources"]
     copies, rejected = duplicate_games(facts), facts.counts["rejected"]
     finding = (
-        f"{many(len(rows), 'source')} with {many(facts.counts['positions'], 'position')} of "
-        f"{many(facts.counts['games'], 'game')}. Duplicate games: {copies:,}. "
+        f"{count_of(len(rows), 'source')} with {count_of(facts.counts['positions'], 'position')} of "
+        f"{count_of(facts.counts['games'], 'game')}. Duplicate games: {copies:,}. "
         f"Rejected records: {rejected:,}."
     )
     splits = facts.tables["splits"]
     tables = [
         *([_splits(splits)] if splits else []),
-        *([_source_table(rows)] if rows else []),
+        *([_source_table(rows, facts)] if rows else []),
         *_reasons(facts),
     ]
     return Section(
@@ -234,6 +255,7 @@ def _sources(facts: ReportFacts) -> Section:
         "Rejected records are excluded; each has a reason. Flagged games are kept. A duplicate "
         "has the moves of an earlier game, or their mirror image, and is in the same split as that game.",
         tables=tables,
+        documents=("format", "howto/splits"),
     )
 
 
@@ -247,7 +269,7 @@ def _splits(rows: list[Row]) -> PageTable:
     )
 
 
-def _source_table(rows: list[Row]) -> PageTable:
+def _source_table(rows: list[Row], facts: ReportFacts) -> PageTable:
     ordered = sorted(rows, key=lambda row: (-row["rejected"], -row["flagged"], row["source_id"]))
     ordered = sorted(ordered[:_MOST_ROWS], key=lambda row: row["source_id"])
     left = len(rows) - len(ordered)
@@ -265,7 +287,7 @@ def _source_table(rows: list[Row]) -> PageTable:
         ],
         texts=frozenset({0, 1}),
         folded=len(rows) > 12,
-        more=f"{left:,} more sources with fewer rejections: hexdata sql STORE @sources" if left > 0 else "",
+        more=f"{left:,} more sources with fewer rejections: {_query(facts, 'sources')}" if left > 0 else "",
     )
 
 
@@ -293,6 +315,11 @@ def _reasons(facts: ReportFacts) -> list[PageTable]:
         columns = ["flag", "games", "positions", "sources", "example game"]
         tables.append(PageTable("Flagged games", columns, listed))
     return tables
+
+
+def _query(facts: ReportFacts, name: str) -> str:
+    """Return the command that runs a named query."""
+    return f"hexdata sql {store_argument(facts.location)} @{name}"
 
 
 def _shown(text: str) -> str:
@@ -337,6 +364,7 @@ def _stages(facts: ReportFacts) -> Section:
         "Sizes are those of the current files. Time, rate and peak memory of all processes are those of the "
         "last run, from the journal of this folder. They depend on the machine, not on the data.",
         tables=[PageTable("Stages", columns, rows, more=more)],
+        documents=("report",),
     )
 
 
@@ -362,7 +390,7 @@ def _duration(seconds: float) -> str:
 
 def _lineage(facts: ReportFacts) -> Section:
     rows = [
-        [_NAMES[stage.stage], stage_command(stage.stage, stage.lineage, "STORE"), stage.digest]
+        [_NAMES[stage.stage], stage_command(stage.stage, stage.lineage, facts.location), stage.digest]
         for stage in facts.stages
     ]
     export = facts.stage("export")

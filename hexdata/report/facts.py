@@ -73,6 +73,7 @@ class ReportFacts:
 
     Attributes:
         name: name of the store's folder, or the last part of its address.
+        location: absolute path of the store, or its address.
         version: version of hexdata.
         board_size: number of rows of the board; None if the store has no positions.
         counts: number of rows by table.
@@ -86,6 +87,7 @@ class ReportFacts:
     """
 
     name: str
+    location: str
     version: str
     board_size: int | None
     counts: dict[str, int]
@@ -99,6 +101,10 @@ class ReportFacts:
     def stage(self, name: str) -> StageSummary | None:
         """Return the facts of a stage; None if it has not run."""
         return next((stage for stage in self.stages if stage.stage == name), None)
+
+    def split(self, name: str) -> Row | None:
+        """Return the row of the query ``splits`` for a split; None if the split has no games."""
+        return next((row for row in self.tables["splits"] if row["split"] == name and row["games"]), None)
 
 
 def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) -> ReportFacts:
@@ -128,6 +134,7 @@ def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) ->
         quality = measure_quality(store, **limits.session(opened.path)._asdict())
     return ReportFacts(
         name=opened.path.resolve().name or str(opened.path),
+        location=str(opened.path.absolute()),
         version=__version__,
         board_size=opened.manifest.board_size,
         counts={name: opened.manifest.counts.get(name, 0) for name in STAGES["convert"]},

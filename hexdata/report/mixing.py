@@ -16,8 +16,8 @@ from hexdata.report.charts import (
 from hexdata.report.facts import SPLIT, ReportFacts
 from hexdata.report.page import PageTable, Section
 from hexdata.report.spread import Spread
-from hexdata.report.verdict import number
-from hexdata.store.integrity import BUCKETS_REMOVED
+from hexdata.report.verdict import number, unmeasured_reason
+from hexdata.text import count_of
 
 __all__ = ["mixing_sections"]
 
@@ -38,16 +38,7 @@ def mixing_sections(facts: ReportFacts) -> list[Section]:
 
 
 def _none(facts: ReportFacts) -> Section:
-    shuffle = facts.stage("shuffle")
-    if shuffle is None:
-        finding = "This store is not shuffled yet."
-    elif not shuffle.fresh:
-        finding = "The shuffle is older than the positions and is not measured. Shuffle again."
-    elif shuffle.lineage.get("removed"):
-        finding = f"{BUCKETS_REMOVED[0].upper()}{BUCKETS_REMOVED[1:]}, so it is not measured."
-    else:
-        finding = f"The shuffle has no {SPLIT} split. Only that split is measured."
-    return Section("dispersion", "Quality of the shuffle", finding, "")
+    return Section("dispersion", "Quality of the shuffle", unmeasured_reason(facts))
 
 
 # --- dispersion -------------------------------------------------------------------------------------------
@@ -59,10 +50,10 @@ def _dispersion(facts: ReportFacts, quality: Quality) -> Section:
     finding = "The store contains no games, so their dispersion cannot be measured."
     if facts.spread:
         finding = _found_spread(facts.spread)
-        measured = f"{facts.spread.games:,} games of the {SPLIT} split"
-        pictures.append(
-            (spread_chart(facts.spread), f"Number of buckets that contain positions of a game: {measured}.")
-        )
+        measured = f"{count_of(facts.spread.games, 'game')} of the {SPLIT} split"
+        pieces = "buckets" if facts.spread.by_bucket else "pieces"
+        caption = f"Number of {pieces} that contain positions of a game: {measured}."
+        pictures.append((spread_chart(facts.spread), caption))
     if quality.buckets > 1:
         finding += f" The largest share of one game in a bucket is {_part(share.after)}."
     reading = (
@@ -81,9 +72,12 @@ def _dispersion(facts: ReportFacts, quality: Quality) -> Section:
 
 def _found_spread(spread: Spread) -> str:
     before, after, chance = (spread.mean(reached) for reached in (spread.before, spread.after, spread.chance))
+    game = "The game" if spread.games == 1 else "On average, a game"
+    if spread.pieces == 1:
+        return "There is one position only, so no order can disperse it."
+    pieces = f"{spread.pieces:,} {'buckets' if spread.by_bucket else 'pieces'}"
     return (
-        f"A game has positions in {after:.1f} of {spread.pieces:,} "
-        f"{'buckets' if spread.by_bucket else 'pieces'}; {chance:.1f} are expected of a random order, and "
+        f"{game} has positions in {after:.1f} of {pieces}; {chance:.1f} are expected of a random order, and "
         f"the input order had {before:.1f}."
     )
 
@@ -133,9 +127,9 @@ def _batches(quality: Quality) -> Section:
         "batches",
         "Pairs of the same game in a batch",
         _found_pairs(figures[0]),
-        "Two positions of the same game are similar and have the same value, so a batch with many such pairs "
-        "contains less information. The teal dot should be on the line, which is the expected number, and "
-        "far to the left of the orange dot.",
+        "Two positions of the same game are similar, so a batch with many such pairs contains less "
+        "information. The teal dot should be on the line, which is the expected number, and far to the left "
+        "of the orange dot.",
         pictures,
         [_before_after("Pairs of the same game in a batch", figures)],
     )
@@ -148,7 +142,7 @@ def _found_pairs(figure: Figure) -> str:
         return "A batch of 256 contains no pair of the same game."
     times = figure.before / figure.after
     found, expected = number(figure.after), number(figure.expected)
-    text = f"A batch of 256 contains {found} pairs of the same game; {expected} are expected."
+    text = f"A batch of 256 contains {found} pairs of the same game; a random shuffle has {expected}."
     return text + (f" The input order had {number(times)} times as many." if times > 1.5 else "")
 
 
@@ -190,7 +184,8 @@ def _neighbours(quality: Quality) -> Section:
             (neighbours_chart(games), "Pairs of positions of the same game, by their distance (lag).")
         )
     if values:
-        finding += f" The correlation of their values is {number(values[0].after or 0.0)}."
+        same = "as unrelated as in a random shuffle" if values[0].judged and values[0].ok else "correlated"
+        finding += f" The values of neighbours are {same} (correlation {number(values[0].after or 0.0)})."
         pictures.append((correlation_chart(values), "Autocorrelation of the value, by distance (lag)."))
     return Section(
         "neighbours",
@@ -255,8 +250,13 @@ def _figures(quality: Quality) -> Section:
         ]
         for figure in quality.figures
     ]
-    failed = sum(not figure.ok for figure in quality.figures)
-    finding = f"{failed} of the figures failed." if failed else "All figures are within the expected range."
+    failed, judged = sum(not figure.ok for figure in quality.figures), sum(f.judged for f in quality.figures)
+    finding = "There are too few positions to judge a figure."
+    if quality.conclusive:
+        finding = "All judged figures are within the expected range."
+    if failed:
+        verb = "is" if failed == 1 else "are"
+        finding = f"{failed} of {judged} judged figures {verb} outside the expected range."
     for when, sampled in (("After", quality.sampled), ("Before", quality.sampled_before)):
         if sampled < quality.positions:
             measured = f"{sampled:,} of {quality.positions:,} positions"
@@ -268,8 +268,9 @@ def _figures(quality: Quality) -> Section:
         finding,
         f"Expected values are those of a random order ({quality.reference}). A figure fails if its "
         "deviation, in standard deviations, exceeds the limit. The limit is larger where counts are "
-        "small. The page about quality in the documentation derives the formulas.",
+        "small.",
         tables=[PageTable("Figures of the shuffle", columns, rows, texts=frozenset({0, 1, 8}), folded=True)],
+        documents=("quality",),
     )
 
 

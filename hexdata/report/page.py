@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
+from importlib import metadata, resources
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from hexdata.report.verdict import Verdict
 
-__all__ = ["PageTable", "Section", "render_page"]
+__all__ = ["PageTable", "Section", "documentation_address", "render_page"]
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,11 @@ class Section:
         anchor: id of the section in the page.
         title: heading.
         finding: the result, in one sentence.
-        reading: explanation of the pictures and tables, in one or two sentences.
+        reading: explanation of the pictures and tables. An empty line separates paragraphs.
         pictures: (``<svg>`` element, caption) of each chart or board. The elements are not escaped.
         tables: tables below the pictures.
         shape: kind of the pictures, "chart" or "board".
+        documents: pages of the documentation about this section, such as "howto/splits".
     """
 
     anchor: str
@@ -59,11 +60,22 @@ class Section:
     pictures: Sequence[tuple[str, str]] = ()
     tables: Sequence[PageTable] = ()
     shape: str = "chart"
+    documents: Sequence[str] = ()
 
     @property
     def beside(self) -> bool:
         """True if the text is placed beside the picture on wide screens, rather than above it."""
         return len(self.pictures) == 1
+
+
+def documentation_address() -> str:
+    """Return the address of the documentation in the metadata of the installed package; empty if none."""
+    try:
+        listed: list[str] = metadata.metadata("hexdata").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:
+        return ""
+    addresses = dict(entry.split(", ", 1) for entry in listed)
+    return addresses.get("Documentation", "").rstrip("/")
 
 
 def render_page(
@@ -99,4 +111,5 @@ def render_page(
         tiles=tiles,
         sections=sections,
         style=style,
+        address=documentation_address(),
     )

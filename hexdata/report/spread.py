@@ -24,6 +24,7 @@ class Spread:
         pieces: number of pieces: the buckets, or equal parts of the order.
         by_bucket: whether the pieces are the buckets.
         games: number of games measured.
+        positions: number of positions of these games.
         before: number of games by the number of pieces they reach, in the input order (pieces + 1,).
         after: the same in the shuffled order.
         chance: the same, expected of a uniform random order.
@@ -32,6 +33,7 @@ class Spread:
     pieces: int
     by_bucket: bool
     games: int
+    positions: int
     before: list[int]
     after: list[int]
     chance: list[float]
@@ -64,7 +66,8 @@ def spread_of(rows: Iterable[Mapping[str, Any]], *, buckets: int, positions: int
         after[row["after"]] += row["games"]
         sizes[row["positions"]] += row["games"]
     chance = reached_by_chance(sizes, pieces=pieces, positions=positions)
-    return Spread(pieces, pieces == buckets, sizes.total(), before, after, chance.tolist())
+    counted = sum(size * games for size, games in sizes.items())
+    return Spread(pieces, pieces == buckets, sizes.total(), counted, before, after, chance.tolist())
 
 
 def reached_by_chance(sizes: Mapping[int, int], *, pieces: int, positions: int) -> npt.NDArray[np.float64]:

@@ -7,12 +7,26 @@ from typing import Final, Literal
 
 from hexdata.quality import Figure, Quality
 from hexdata.report.facts import SPLIT, ReportFacts, StageSummary
+from hexdata.store import store_argument
 from hexdata.store.integrity import BUCKETS_REMOVED, stage_command
+from hexdata.text import count_of
 from hexdata.units import format_bytes
 
-__all__ = ["Answer", "Verdict", "duplicate_games", "judge", "judged_figures", "many", "number", "tiles"]
+__all__ = [
+    "Answer",
+    "Verdict",
+    "duplicate_games",
+    "game_sentences",
+    "judge",
+    "judged_figures",
+    "number",
+    "tiles",
+    "unmeasured_reason",
+]
 
 Level = Literal["good", "note", "bad"]
+_BATCH: Final = 256
+"""Size of the batches that the sentences are about."""
 _ORDER: Final[tuple[Level, ...]] = ("good", "note", "bad")
 
 
@@ -69,7 +83,7 @@ def tiles(facts: ReportFacts) -> list[tuple[str, str]]:
         (buckets, "buckets"),
     ]
     return [
-        *((f"{count:,}", name) for count, name in counted),
+        *((f"{count:,}", name if count != 1 else name[:-1]) for count, name in counted),
         (f"{size} \u00d7 {size}" if size else "-", "board size"),
         (format_bytes(sum(stage.bytes for stage in facts.stages)), "on disk"),
     ]
@@ -116,7 +130,7 @@ def _shuffled(facts: ReportFacts) -> Answer:
             "Positions were added or replaced after the shuffle.",
         )
     if shuffle.lineage.get("removed"):
-        again = stage_command("shuffle", shuffle.lineage, "STORE")
+        again = stage_command("shuffle", shuffle.lineage, facts.location)
         text = f"{BUCKETS_REMOVED[0].upper()}{BUCKETS_REMOVED[1:]}. To measure them, run `{again}`."
         return Answer(question, "note", "Not measured", text)
     if quality is None:
@@ -144,16 +158,76 @@ def judged_figures(quality: Quality) -> list[Figure]:
 
 
 def _proof(facts: ReportFacts, judged: int) -> str:
-    quality = facts.quality
-    assert quality is not None
-    text = f"All {judged} figures are within the range expected of a random order. "
-    pairs = quality["batch-256"]
-    if pairs.after is not None and pairs.before is not None and pairs.expected is not None:
-        text += (
-            f"A batch of 256 contains {number(pairs.after)} pairs of positions of the same game; "
-            f"{number(pairs.expected)} are expected, and the input order had {number(pairs.before)}."
+    return f"{game_sentences(facts)} All {judged} figures are within the range expected of a random order."
+
+
+# --- sentences --------------------------------------------------------------------------------------------
+
+
+def unmeasured_reason(facts: ReportFacts) -> str:
+    """Return the sentence that explains why the shuffle of the training split is not measured."""
+    shuffle = facts.stage("shuffle")
+    if shuffle is None:
+        return "This store is not shuffled yet."
+    if not shuffle.fresh:
+        return "The shuffle is older than the positions, so it is not measured."
+    if shuffle.lineage.get("removed"):
+        return f"{BUCKETS_REMOVED[0].upper()}{BUCKETS_REMOVED[1:]}, so it is not measured."
+    return f"The shuffle has no {SPLIT} split. Only that split is measured."
+
+
+def game_sentences(facts: ReportFacts) -> str:
+    """Return sentences about the positions of a game in a batch, if it is measured, and in an epoch."""
+    if facts.quality is None:
+        return _in_an_epoch(facts)
+    met = _in_a_batch(facts.quality)
+    return f"{met} {_in_an_epoch(facts, still='a game meets itself' in met)}".strip()
+
+
+def _in_a_batch(quality: Quality) -> str:
+    pairs, neighbours = quality[f"batch-{_BATCH}"], quality["neighbours-1"]
+    uniform = quality.reference == "the split in uniform order"
+    if not pairs.after and not pairs.expected:
+        return (
+            f"No game has two positions in the {SPLIT} split, so no batch contains two positions of one game."
         )
-    return text
+    if uniform and neighbours.expected is not None and neighbours.expected > 1 - 1e-9:
+        return f"All positions of the {SPLIT} split are of one game, so every batch is, in any order."
+    if quality.positions <= _BATCH:
+        contents = f"The {SPLIT} split has {quality.positions:,} positions"
+        return f"{contents}, so a batch of {_BATCH} contains all of them, in any order."
+    if pairs.after is None or pairs.expected is None or not pairs.judged:
+        found = number(pairs.after or 0.0)
+        return f"A batch of {_BATCH} contains {found} pairs of positions of one game, which cannot be judged."
+    compared = "as often as"
+    if not pairs.ok:
+        compared = "more often than" if pairs.after > pairs.expected else "less often than"
+    within = "" if uniform else " of its bucket"
+    return f"In a batch of {_BATCH}, a game meets itself {compared} in a random shuffle{within}."
+
+
+def _in_an_epoch(facts: ReportFacts, *, still: bool = False) -> str:
+    """Return the sentence about the positions of a game in an epoch; empty if no games are known.
+
+    Args:
+        facts: numbers of the report.
+        still: whether the sentence continues one about a game.
+    """
+    train = facts.split(SPLIT)
+    games = positions = 0
+    if facts.spread is not None:
+        games, positions = facts.spread.games, facts.spread.positions
+    elif train and facts.quality is None:
+        games, positions = train["games"], train["positions"]
+    if not games:
+        return ""
+    subject, epoch = ("It still gives", " an epoch") if still else ("In each epoch, a game gives", "")
+    if positions == games:
+        return f"{subject} one position{epoch}."
+    mean = positions / games
+    shown = f"{mean:,.0f}" if mean >= 10 or positions % games == 0 else f"{mean:.1f}"
+    average = "" if games == 1 else " on average"
+    return f"{subject} {shown} positions{epoch}{average}, which no order changes."
 
 
 # --- is it complete ---------------------------------------------------------------------------------------
@@ -167,8 +241,11 @@ def _complete(facts: ReportFacts) -> Answer:
     if convert is None:
         return Answer(question, "note", "Empty", "No source has been converted.")
     records = convert.lineage["records"]
-    text = f"{many(records, 'record')} were read and gave {many(facts.counts['positions'], 'position')}"
-    text += f" and {many(rejected, 'rejection')}, each with a reason." if rejected else "; none was rejected."
+    positions = count_of(facts.counts["positions"], "position")
+    text = f"{count_of(records, 'record')} {'was' if records == 1 else 'were'} read and gave {positions}"
+    text += (
+        f" and {count_of(rejected, 'rejection')}, each with a reason." if rejected else "; none was rejected."
+    )
     return Answer(question, "good", "Yes", text + _followed(facts))
 
 
@@ -176,7 +253,7 @@ def _missing(facts: ReportFacts) -> list[str]:
     """Return a sentence for each stage with missing files and for each pair of inconsistent counts."""
     wrong, counts = [], facts.counts
     wrong += [
-        f"Of the {many(stage.files, 'file')} of {stage.stage}, {len(stage.missing):,} "
+        f"Of the {count_of(stage.files, 'file')} of {stage.stage}, {len(stage.missing):,} "
         f"{'is' if len(stage.missing) == 1 else 'are'} missing or truncated, for example {stage.missing[0]}."
         for stage in facts.stages
         if stage.missing
@@ -235,18 +312,25 @@ def _rejected(facts: ReportFacts) -> str:
     if not rejected:
         return ""
     reasons = ", ".join(f"{row['records']:,} {row['reason']}" for row in facts.tables["rejects"][:3])
-    return f"{many(rejected, 'record')} {'was' if rejected == 1 else 'were'} rejected ({reasons})."
+    return f"{count_of(rejected, 'record')} {'was' if rejected == 1 else 'were'} rejected ({reasons})."
 
 
 def _duplicates(facts: ReportFacts) -> str:
     copies = duplicate_games(facts)
     if not copies:
         return ""
-    text = f"{copies:,} of {facts.counts['games']:,} games are duplicates or mirror images of others"
+    one = copies == 1
+    text = f"{copies:,} of {facts.counts['games']:,} games "
+    text += (
+        "is a duplicate or mirror image of another" if one else "are duplicates or mirror images of others"
+    )
     shuffle = facts.stage("shuffle")
     if shuffle and shuffle.lineage["choices"].get("dedup", "none") != "none":
         return text + "; the shuffle excluded duplicates."
-    return text + "; they are in the same split as their originals."
+    where = (
+        "it is in the same split as its original" if one else "they are in the same split as their originals"
+    )
+    return f"{text}; {where}."
 
 
 def _flags(facts: ReportFacts) -> str:
@@ -266,36 +350,31 @@ def duplicate_games(facts: ReportFacts) -> int:
 
 def _todo(facts: ReportFacts, answers: list[Answer]) -> list[tuple[str, str]]:
     shuffled, complete, _ = answers
-    steps = []
+    steps, store = [], store_argument(facts.location)
     shuffle = facts.stage("shuffle")
     if "bad" in (complete.level, shuffled.level) and (shuffle is None or shuffle.fresh):
-        steps.append(("List the faults", "hexdata verify STORE"))
+        steps.append(("List the faults", f"hexdata verify {store}"))
     if not facts.counts["positions"]:
-        return [("Convert your files", "hexdata convert INPUT... STORE")]
+        return [("Convert your files", f"hexdata convert INPUT... {store}")]
     if shuffle is None:
         if complete.level != "bad":
-            steps.append(("Train from its games", "hexdata load STORE"))
-        steps.append(("Shuffle it, to write shards", "hexdata shuffle STORE"))
+            steps.append(("Train from its games", f"hexdata load {store}"))
+        steps.append(("Shuffle it, to write shards", f"hexdata shuffle {store}"))
     elif not shuffle.fresh:
         steps.append(
-            ("Shuffle the current positions", f"hexdata shuffle STORE --seed {shuffle.lineage['seed']}")
+            ("Shuffle the current positions", f"hexdata shuffle {store} --seed {shuffle.lineage['seed']}")
         )
     copies = duplicate_games(facts)
     if copies and not (shuffle and shuffle.lineage["choices"].get("dedup", "none") != "none"):
-        steps.append(("Exclude duplicate games, if wanted", "hexdata shuffle STORE --dedup symmetric"))
+        steps.append(("Exclude duplicate games, if wanted", f"hexdata shuffle {store} --dedup symmetric"))
     if shuffle and shuffle.fresh and not _export(facts):
-        steps.append(("Write shards for training", "hexdata export STORE"))
+        steps.append(("Write shards for training", f"hexdata export {store}"))
     if _export(facts) and "bad" not in (complete.level, shuffled.level):
-        steps.append(("Check all files, if this store was copied", "hexdata verify STORE"))
-        steps.append(("Train from it", "hexdata load STORE"))
+        steps.append(("Check all files, if this store was copied", f"hexdata verify {store}"))
+        steps.append(("Train from it", f"hexdata load {store}"))
     return steps
 
 
 def number(value: float) -> str:
     """Format a number for a sentence."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-
-
-def many(count: int, thing: str) -> str:
-    """Format a count with its noun, singular or plural."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"

@@ -39,7 +39,7 @@ def test_the_output_agrees_with_the_page(store: Path, capsys: Run, monkeypatch: 
     page = (store / "report.html").read_text(encoding="utf-8")
     headline = out.splitlines()[0]
     assert f"<span>{headline}</span>" in page
-    assert "Write shards for training: hexdata export STORE" in out
+    assert f"Write shards for training: hexdata export {store}" in out
     assert str(store / "report.html") in out
 
 
