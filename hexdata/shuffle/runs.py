@@ -7,7 +7,7 @@ range from a disk or an object store. This module neither assigns rows to units 
 from __future__ import annotations
 
 import errno
-import io
+import struct
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -41,7 +41,6 @@ __all__ = [
     "encode_run",
     "join_columns",
     "read_ahead",
-    "read_column",
     "read_pieces",
     "run_schema",
     "write_run",
@@ -80,11 +79,13 @@ BLOCK_BYTES: Final = 1 << 24
 """Bytes of the part of a merged index that is in memory; three times as much while it is built."""
 _END: Final = np.dtype([("checksum", "<u4"), ("pieces", "<u4"), ("magic", "S8")])
 """The end of a run: the CRC-32 of its index, the number of its pieces and the format."""
-RUN_FORMAT: Final = 2
+RUN_FORMAT: Final = 3
 """Version of the file format. Runs of other versions are not read."""
 _DAMAGED: Final = (None, errno.ENOENT, errno.EINVAL)
 """Numbers of the errors of missing and shortened runs. Object stores refuse ranges after the end."""
 _MAGIC: Final = b"hexdata%d" % RUN_FORMAT
+_CODEC: Final = pa.Codec("zstd", compression_level=1)
+_MESSAGE_SIZE: Final = struct.Struct("<Q")
 _TAIL_BYTES: Final = 1 << 16
 """Bytes of the first read from the end of a run, which usually include the whole index."""
 
@@ -152,44 +153,33 @@ def encode_run(file: Any, rows: pa.Table, unit: npt.NDArray[np.integer[Any]]) ->
     begins = np.flatnonzero(np.diff(sorted_unit.astype(np.int64), prepend=-1))
     bounds = np.union1d(begins, np.arange(0, len(unit) + PIECE_ROWS, PIECE_ROWS).clip(max=len(unit)))
     rows = rows.take(pa.array(order)).combine_chunks()
-    options = ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
     index = np.empty(len(bounds) - 1, _INDEX)
     index["unit"], index["rows"] = sorted_unit[bounds[:-1]], np.diff(bounds)
-    checked = _CheckedFile(file)
-    with ipc.new_stream(checked, rows.schema, options=options) as writer:
-        writer.write_batch(pa.RecordBatch.from_pylist([], rows.schema))  # the stream begins with the schema
-        for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-            offset, checked.checksum = file.tell(), 0
-            (batch,) = rows.slice(start, stop - start).to_batches()
-            writer.write_batch(batch)
-            length = file.tell() - offset
-            index[number] = (*index[number].tolist()[:2], batch.nbytes, offset, length, checked.checksum)
+    for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
+        (batch,) = rows.slice(start, stop - start).to_batches()
+        content, offset = _compress(batch), file.tell()
+        file.write(content)
+        facts = (batch.nbytes, offset, len(content), checksum_of(content))
+        index[number] = (*index[number].tolist()[:2], *facts)
     content = index.tobytes()
     file.write(content)
     file.write(np.array([(checksum_of(content), len(index), _MAGIC)], _END).tobytes())
 
 
-class _CheckedFile(io.RawIOBase):
-    """A write-only file that computes the CRC-32 of all data written since ``checksum`` was set to 0."""
+def _compress(batch: pa.RecordBatch) -> bytes:
+    """Return the bytes of a piece: the size of an Arrow message, and the message, compressed as a whole.
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self.checksum = 0
+    Arrow itself compresses each buffer of each column, which takes three times as long for small pieces.
+    """
+    message = batch.serialize()
+    compressed: bytes = _CODEC.compress(message, asbytes=True)
+    return _MESSAGE_SIZE.pack(message.size) + compressed
 
-    def writable(self) -> bool:
-        """Return True."""
-        return True
 
-    def write(self, data: Any) -> int:
-        """Write all of ``data``."""
-        self.checksum = checksum_of(data, self.checksum)
-        written: int = self._file.write(data)
-        return written
-
-    def tell(self) -> int:
-        """Return the number of bytes written so far."""
-        offset: int = self._file.tell()
-        return offset
+def _decompress(content: memoryview, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the rows of a piece. Their columns are views on the decompressed message."""
+    (size,) = _MESSAGE_SIZE.unpack_from(content)
+    return ipc.read_record_batch(_CODEC.decompress(content[_MESSAGE_SIZE.size :], size), schema)
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,44 +393,24 @@ def read_pieces(
     Raises:
         StoreError: A run is missing or damaged.
     """
-    return _read(pieces, schema, ipc.IpcReadOptions(use_threads=False), parallel)
-
-
-def read_column(
-    pieces: Sequence[RunPiece], schema: pa.Schema, name: str, *, parallel: int = 1
-) -> Iterator[pa.Array]:
-    """Yield one column of pieces without decompressing the others.
-
-    Args:
-        pieces: Pieces to read.
-        schema: Their ``run_schema``.
-        name: Name of the column.
-        parallel: Maximum number of reads at a time (default: 1).
-
-    Raises:
-        StoreError: A run is missing or damaged.
-    """
-    options = ipc.IpcReadOptions(use_threads=False, included_fields=[schema.get_field_index(name)])
-    for batch in _read(pieces, schema, options, parallel):
-        yield batch.column(name)
-
-
-def _read(
-    pieces: Sequence[RunPiece], schema: pa.Schema, options: Any, parallel: int
-) -> Generator[pa.RecordBatch]:
-    begin = schema.serialize().to_pybytes()
     reads = read_ahead(_read_adjacent, _adjacent_pieces(pieces), parallel, size_of=_length_of)
     with closing(reads):
         for group, content in reads:
-            with _explain_damage(group[0].path):
-                _check(content, group)
-                batches = list(ipc.open_stream(pa.py_buffer(begin + content), options=options))
-                if [batch.num_rows for batch in batches] != [piece.rows for piece in group]:
-                    raise pa.ArrowInvalid("a piece has a different number of rows than its index entry")
-            del content
-            batches.reverse()
-            while batches:
-                yield batches.pop()
+            for piece in group:
+                start = piece.offset - group[0].offset
+                with _explain_damage(piece.path):
+                    batch = _read_piece(memoryview(content)[start : start + piece.length], piece, schema)
+                yield batch
+                del batch
+
+
+def _read_piece(content: memoryview, piece: RunPiece, schema: pa.Schema) -> pa.RecordBatch:
+    if checksum_of(content) != piece.checksum:
+        raise pa.ArrowInvalid(f"bytes {piece.offset:,} to {piece.stop:,} do not match their checksum")
+    batch = _decompress(content, schema)
+    if batch.num_rows != piece.rows:
+        raise pa.ArrowInvalid("a piece has a different number of rows than its index entry")
+    return batch
 
 
 class RunCopy:
@@ -577,15 +547,6 @@ def _take_first(waiting: deque[tuple[Item, Future[Result]]]) -> tuple[Item, Resu
     """Remove the first item; return it with its result, to which the caller then has the only reference."""
     item, result = waiting.popleft()
     return item, result.result()
-
-
-def _check(content: bytes, pieces: Sequence[RunPiece]) -> None:
-    """Check the bytes of adjacent pieces against their checksums."""
-    view = memoryview(content)
-    for piece in pieces:
-        start = piece.offset - pieces[0].offset
-        if checksum_of(view[start : start + piece.length]) != piece.checksum:
-            raise pa.ArrowInvalid(f"bytes {piece.offset:,} to {piece.stop:,} do not match their checksum")
 
 
 def _adjacent_pieces(pieces: Sequence[RunPiece]) -> Iterator[list[RunPiece]]:

@@ -37,7 +37,6 @@ from hexdata.shuffle.runs import (
     RunPiece,
     as_run,
     join_columns,
-    read_column,
     read_pieces,
     run_schema,
     write_run,
@@ -373,8 +372,8 @@ class ShuffleTasks:
     def _part_bounds(self, pieces: list[RunPiece], rows: int, size: int) -> UInt64Array:
         """Return the keys at which to split a unit, estimated from a sample of its keys."""
         step = -(-rows // SAMPLED_KEYS)
-        columns = read_column(pieces, self._run_schema, "position_id", parallel=self._parallel(pieces))
-        ids = np.concatenate([ids.to_numpy()[::step] for ids in columns])
+        batches = read_pieces(pieces, self._run_schema, parallel=self._parallel(pieces))
+        ids = np.concatenate([batch.column("position_id").to_numpy()[::step].copy() for batch in batches])
         keys = np.sort(sort_key(ids, self.key))
         excess = max(rows / self.limits.sort_rows, sort_cost(rows, size) / self.limits.sort_bytes)
         parts = math.ceil(MORE_PARTS * excess)
