@@ -30,7 +30,7 @@ from hexdata.store import Store
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import ParquetRows, open_parquet, read_batches, read_parquet, read_rows
 
-__all__ = ["read_game", "read_position"]
+__all__ = ["find_position", "game_of_rows", "position_of_row", "read_game", "read_position", "read_row"]
 
 Row = dict[str, Any]
 _WINNERS: Final = {name: player for player, name in enumerate(WINNERS)}
@@ -47,14 +47,17 @@ def read_position(store: str | AnyPath, position_id: int) -> Position:
         ConfigError: the id is not an integer.
         StoreError: the position or the store does not exist, or the store is damaged.
     """
-    position_id = _check_id("position_id", position_id)
-    opened = Store.open(store)
-    row = _read_row(opened, "positions", "position_id", position_id)
+    return find_position(Store.open(store), _check_id("position_id", position_id))
+
+
+def find_position(opened: Store, position_id: int) -> Position:
+    """Return one position of an open store, as :func:`read_position` does."""
+    row = read_row(opened, "positions", "position_id", position_id)
     assert opened.manifest.board_size is not None  # a store without one has no positions
-    position = _position(row, opened.manifest.board_size)
+    position = position_of_row(row, opened.manifest.board_size)
     if position.game_id is None:
         return position
-    game = _read_row(opened, "games", "game_id", position.game_id)
+    game = read_row(opened, "games", "game_id", position.game_id)
     return _with_moves(position, game)
 
 
@@ -73,14 +76,30 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
     """
     game_id = _check_id("game_id", game_id)
     opened = Store.open(store)
-    game = _read_row(opened, "games", "game_id", game_id)
+    game = read_row(opened, "games", "game_id", game_id)
     size = opened.manifest.board_size
     assert size is not None
     rows = _rows_of_game(opened, game_id, positions_schema(size, opened.manifest.targets))
+    return game_of_rows(opened, game, rows)
+
+
+def game_of_rows(opened: Store, game: Row, rows: list[Row]) -> Game:
+    """Return the game with these rows of its positions, in any order.
+
+    Args:
+        opened: the store.
+        game: row of the game.
+        rows: rows of its positions.
+
+    Raises:
+        StoreError: there are no rows.
+    """
+    game_id, size = game["game_id"], opened.manifest.board_size
+    assert size is not None
     if not rows:
         raise StoreError(f"game {game_id} has no positions", path=opened.path, hint="Run `hexdata verify`.")
     rows.sort(key=lambda row: (row["position_in_game"] is None, row["position_in_game"], row["position_id"]))
-    positions = [_with_moves(_position(row, size), game) for row in rows]
+    positions = [_with_moves(position_of_row(row, size), game) for row in rows]
     return Game(
         _with_last_moves(positions),
         game_id=game_id,
@@ -103,7 +122,7 @@ def _check_id(name: str, value: Any) -> int:
     return number
 
 
-def _read_row(store: Store, table: str, key: str, number: int) -> Row:
+def read_row(store: Store, table: str, key: str, number: int) -> Row:
     """Return row ``number`` of a table whose key counts rows from 0."""
     count = store.manifest.counts.get(table, 0)
     kind = table.removesuffix("s")
@@ -165,7 +184,7 @@ def _rows_in_group(
     return rows
 
 
-def _position(row: Row, size: int) -> Position:
+def position_of_row(row: Row, size: int) -> Position:
     """Return the position of a row of the table."""
     board = np.frombuffer(row["board"], dtype=np.uint8)
     return Position(

@@ -20,7 +20,7 @@ from hexdata.storage import AnyPath, prefix_of
 from hexdata.store import Store
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 
-__all__ = ["QueryResult", "run_query"]
+__all__ = ["QueryResult", "run_query", "start_query"]
 
 _BATCH_ROWS: Final = 8_192
 """Rows per batch. It is small because DuckDB keeps several batches ahead, and a row with a policy takes
@@ -81,15 +81,30 @@ def run_query(
     """
     query = named_query(text[len(_NAMED) :]) if text.startswith(_NAMED) else text
     opened = Store.open(store)
-    root = prefix_of(opened.path.resolve())
     with open_catalog(opened, memory=memory, threads=threads) as con:
-        check_query(con, query)
-        con.execute("BEGIN TRANSACTION READ ONLY")
-        try:
-            reader = con.sql(query).to_arrow_reader(_BATCH_ROWS)
-        except QUERY_ERRORS as error:
-            raise query_error(_message_with_line(con, query) or str(error), root) from error
-        yield QueryResult(opened.path, reader.schema, _rows(reader, root))
+        yield start_query(con, opened, query)
+
+
+def start_query(con: DuckDBPyConnection, store: Store, query: str) -> QueryResult:
+    """Check a query and start it in a session of :func:`open_catalog`, or in a cursor of it.
+
+    Args:
+        con: The session, which is in no transaction. One is open afterwards.
+        store: The store of the session.
+        query: One SQL statement that only reads.
+
+    Raises:
+        ConfigError: The text is not a valid query; the message repeats the line with the error.
+        StoreError: A file of the store is missing or damaged.
+    """
+    root = prefix_of(store.path.resolve())
+    check_query(con, query)
+    con.execute("BEGIN TRANSACTION READ ONLY")
+    try:
+        reader = con.sql(query).to_arrow_reader(_BATCH_ROWS)
+    except QUERY_ERRORS as error:
+        raise query_error(_message_with_line(con, query) or str(error), root) from error
+    return QueryResult(store.path, reader.schema, _rows(reader, root))
 
 
 def _rows(reader: pa.RecordBatchReader, root: str) -> Iterator[pa.RecordBatch]:

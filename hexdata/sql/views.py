@@ -18,12 +18,13 @@ from hexdata.schema import (
     sql_columns,
     table_schema,
 )
+from hexdata.storage import prefix_of
 from hexdata.store import Store
 from hexdata.store.columns import ViewColumn, select_sql, view_columns
 from hexdata.store.integrity import BUCKETS_REMOVED, stage_command
 from hexdata.store.session import DuckDBPyConnection, quote
 
-__all__ = ["DAMAGED", "MACROS", "VIEWS", "create_catalog"]
+__all__ = ["DAMAGED", "MACROS", "VIEWS", "create_catalog", "select_files"]
 
 VIEWS: Final = ("positions", "games", "sources", "rejected", "shuffled", "shards")
 MACROS: Final = ("board_size", "cell", "policy_probability", "stones", "blue_stones", "red_stones", "trmph")
@@ -68,6 +69,22 @@ def create_catalog(con: DuckDBPyConnection, store: Store, root: str) -> None:
         if len(con.extract_statements(statement)) != 1:
             raise StoreError("a file name in the manifest cannot be used in a view", path=store.path)
         con.execute(statement)
+
+
+def select_files(store: Store, table: str, files: list[str]) -> str:
+    """Return the query for the rows in some files of a table, with the columns of its view.
+
+    Args:
+        store: The store.
+        table: "positions", "games", "sources" or "rejected".
+        files: Names of the files, relative to the store, at least one.
+    """
+    root = quote(prefix_of(store.path.resolve()))
+    rows = select_sql(table, store.manifest, lambda by_name: _read(files, root, by_name=by_name))
+    if table != "positions":
+        return rows
+    schema = positions_schema(store.manifest.board_size or MIN_SIZE, store.manifest.targets)
+    return f"SELECT {_selected(view_columns(schema))} FROM ({rows})"
 
 
 # Views

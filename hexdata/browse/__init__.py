@@ -1,0 +1,5 @@
+"""A local web page that shows the games and positions of a store."""
+
+from hexdata.browse.server import BrowseOptions, browse_store, serving
+
+__all__ = ["BrowseOptions", "browse_store", "serving"]

@@ -1,0 +1,52 @@
+"""``hexdata browse``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hexdata.cli.app import Memory, Store
+from hexdata.units import parse_bytes
+
+__all__ = ["browse"]
+
+
+def browse(
+    store: Store,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            metavar="N",
+            min=0,
+            max=65535,
+            help="Port of the page on this machine. Default: 8642, or a free one if it is in use.",
+        ),
+    ] = None,
+    opens: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the web browser.")] = True,
+    memory: Memory = "1GB",
+) -> None:
+    """Show the games and positions of a store on a local web page, until Ctrl-C.
+
+    Only this machine can open the page. The first time, it builds an index in the cache folder.
+
+    Examples:
+        hexdata browse store
+        hexdata browse store --port 9000 --no-open
+    """
+    from hexdata.browse import BrowseOptions, browse_store
+    from hexdata.cli.render import Output
+    from hexdata.storage import translate_errors
+
+    output = Output(as_json=False)
+
+    def ready(address: str) -> None:
+        output.line(f"{address} shows {store}. Press Ctrl-C to end.")
+        if opens:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    with translate_errors(store):
+        browse_store(store, BrowseOptions(port=port, memory=parse_bytes(memory)), ready=ready, note=output.note)
