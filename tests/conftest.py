@@ -70,7 +70,10 @@ def hex_ai() -> Iterator[None]:
 
 SLOW_FILES = frozenset(
     [
+        "browse/test_index.py",
+        "browse/test_server.py",
         "cli/test_bar.py",
+        "cli/test_browse.py",
         "cli/test_cli.py",
         "cli/test_convert_folder.py",
         "cli/test_disk.py",

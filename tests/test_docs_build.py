@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 DOCUMENTS = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 
 INTERNAL = {
-    *("checks", "config", "formats", "games", "pool"),
+    *("browse", "checks", "config", "formats", "games", "pool"),
     *("retry", "schema", "store", "strict_json", "system", "text"),
 }
 """Packages and modules that are not for users."""

@@ -59,6 +59,7 @@ LAYERS = {
     "show": 7,
     "shuffle": 7,
     "verify": 7,
+    "browse": 8,
     "pipeline": 8,
     "torch": 8,
     "": 9,  # hexdata/__init__.py: the public names, each imported on first use
@@ -93,6 +94,8 @@ LIBRARIES = {
     "click": ("cli",),
     "rich": ("cli", "progress_bar"),
     "prometheus_client": ("live/prometheus.py",),
+    "starlette": ("browse/app.py",),
+    "uvicorn": ("browse/server.py",),
 }
 """The units, or files within a unit, that may import each third-party library."""
 

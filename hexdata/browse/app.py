@@ -11,8 +11,9 @@ from contextlib import closing
 from importlib import resources
 from typing import Any, Final
 
-from hexdata.board import BLUE, PASS, format_moves, parse_moves
-from hexdata.browse.index import NONE
+import numpy as np
+
+from hexdata.board import BLUE, parse_moves
 from hexdata.browse.library import IndexingError, Library, OpenStore
 from hexdata.browse.listing import KEYS, ListQuery
 from hexdata.browse.openings import DEPTH
@@ -79,6 +80,7 @@ def make_app(library: Library, name: str) -> ASGIApp:
     """
     reading = threading.Semaphore(_READING)
     routes = [_file_route(file) for file in _FILES]
+    routes.append(Route("/favicon.ico", lambda _: Response(status_code=204)))
 
     def add(path: str, answer: Answer) -> None:
         def endpoint(request: Request) -> Response:
@@ -270,7 +272,9 @@ def _rejected(opened: OpenStore, request: Request) -> dict[str, Any]:
             found = cursor.execute(query, values).fetchall()
         except QUERY_ERRORS as error:
             raise query_error(str(error), prefix_of(opened.store.path.resolve())) from error
-    rows = [{"source": opened.rows.source(s), "record": r, "detail": detail} for s, r, detail in found[:count]]
+    rows = [
+        {"source": opened.rows.source(s), "record": r, "detail": detail} for s, r, detail in found[:count]
+    ]
     after = found[count] if len(found) > count else None
     return {"rows": rows, "after": after and [after[0], 0 if after[1] is None else after[1] + 1]}
 
@@ -279,13 +283,13 @@ def _openings(opened: OpenStore, request: Request) -> dict[str, Any]:
     """Return a position of the tree, reached by moves from the empty board, and the moves played in it."""
     size = opened.store.manifest.board_size or 0
     moves = _moves(request, size)
-    planes = Position.of_moves(moves, size).planes if size else []
-    boards = [[cell for cell in range(size * size) if plane.flat[cell]] for plane in planes]
+    planes = Position.of_moves(moves, size).planes if size else ()
+    boards = [np.flatnonzero(plane).tolist() for plane in planes] or [[], []]
     branches = opened.index.openings.branches(moves) if size else []
     return {
         "moves": moves,
-        "blue": boards[0] if boards else [],
-        "red": boards[1] if boards else [],
+        "blue": boards[0],
+        "red": boards[1],
         "hexworld": hexworld_link(moves, size, BLUE) if size else None,
         "games": sum(branch.games for branch in branches),
         "won": [sum(branch.blue for branch in branches), sum(branch.red for branch in branches)],
@@ -297,7 +301,9 @@ def _moves(request: Request, size: int) -> list[int]:
     text = request.query_params.get("moves", "")
     moves = [int(move) for move in parse_moves(text, size)] if text else []
     if len(moves) > DEPTH:
-        raise ConfigError("the tree of openings ends", found=f"{len(moves)} moves", expected=f"{DEPTH} at most")
+        raise ConfigError(
+            "the tree of openings ends", found=f"{len(moves)} moves", expected=f"{DEPTH} at most"
+        )
     return moves
 
 

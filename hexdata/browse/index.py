@@ -168,17 +168,20 @@ def _open(folder: Path) -> StoreIndex:
 def _map(path: Path) -> Array:
     """Return the array of a file, mapped unless it is empty."""
     try:
-        return np.load(path, mmap_mode="r")
+        array: Array = np.load(path, mmap_mode="r")
     except ValueError:
-        return np.load(path)
+        array = np.load(path)
+    return array
 
 
 def _create(path: Path, dtype: npt.DTypeLike, rows: int) -> Array:
     """Create the file of an array and return the array, mapped for writing unless it is empty."""
+    array: Array = np.empty(0, dtype)
     if rows:
-        return np.lib.format.open_memmap(path, "w+", dtype, (rows,))
-    np.save(path, np.empty(0, dtype))
-    return np.empty(0, dtype)
+        array = np.lib.format.open_memmap(path, "w+", dtype, (rows,))
+    else:
+        np.save(path, array)
+    return array
 
 
 # Building
@@ -304,7 +307,9 @@ def _index_scattered(
     plies = _create(folder / "ply-scattered.npy", np.uint16, total)
     filled = np.zeros(len(games), np.int64)
     row = 0
-    progress.begin("listing the positions of scattered games", store.manifest.counts["positions"], "positions")
+    progress.begin(
+        "listing the positions of scattered games", store.manifest.counts["positions"], "positions"
+    )
     for batch in _batches(store, "positions", ("game_id", "position_in_game")):
         found = batch["game_id"].fill_null(NONE).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero((found != NONE) & scattered[found])

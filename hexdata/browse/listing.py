@@ -26,7 +26,7 @@ from hexdata.store import Store
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 from hexdata.store.sql_tree import parse_sql, quote_sql
 
-__all__ = ["KEYS", "Listing", "Listings", "ListQuery"]
+__all__ = ["KEYS", "ListQuery", "Listing", "Listings"]
 
 KEYS: Final = {"games": "game_id", "positions": "position_id"}
 """The tables that can be listed, with their keys."""

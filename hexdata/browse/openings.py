@@ -135,9 +135,8 @@ def write_openings(
     for ply, column in enumerate(plies):
         if len(alive):
             moves = _normal_moves(column[alive], games["first_player"][alive], size)
-            edges, kept = _edges_of(alive, moves, one, other, games, size)
-            parts.append(edges)
-            kept &= moves != END
+            parts.append(_edges_of(alive, moves, one, other, games, size))
+            kept = moves != END
             alive, moves, one, other = alive[kept], moves[kept], one[kept], other[kept]
             one, other = _play(moves, one, other, ply, size)
         else:
@@ -167,10 +166,8 @@ def _play(moves: Array, one: Hashes, other: Hashes, ply: int, size: int) -> tupl
     return one ^ stones[np.minimum(moves, size * size)], other ^ stones[np.minimum(rotated, size * size)]
 
 
-def _edges_of(
-    alive: Array, moves: Array, one: Hashes, other: Hashes, games: Array, size: int
-) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """Return the edges of one ply, and for each game whether another game has the same position."""
+def _edges_of(alive: Array, moves: Array, one: Hashes, other: Hashes, games: Array, size: int) -> Array:
+    """Return the edges of one ply. Positions of a single game have none."""
     node, rotated = np.minimum(one, other), _rotate(moves, size)
     cell = np.where(other < one, rotated, moves)
     cell = np.where(one == other, np.minimum(moves, rotated), cell)
@@ -180,8 +177,6 @@ def _edges_of(
     first = np.flatnonzero(new_node)
     counts = np.diff([*first, len(nodes)])
     several = np.repeat(counts > 1, counts)
-    kept = np.zeros(len(alive), bool)
-    kept[order] = several
     order, nodes, cells, new_node = order[several], nodes[several], cells[several], new_node[several]
     begins = np.flatnonzero(new_node | np.concatenate(([True], cells[1:] != cells[:-1]))[: len(cells)])
     edges = np.empty(len(begins), _EDGE)
@@ -194,4 +189,4 @@ def _edges_of(
         edges["blue"] = np.add.reduceat((winner == BLUE).astype(np.uint32), begins)
         edges["red"] = np.add.reduceat((winner == RED).astype(np.uint32), begins)
         edges["example"] = np.minimum.reduceat(ids, begins)
-    return edges, kept
+    return edges

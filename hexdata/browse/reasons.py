@@ -8,14 +8,14 @@ __all__ = ["FLAG_TEXTS"]
 
 FLAG_TEXTS: Final = {
     "colours-swapped": "The game was begun by red.",
-    "contradictory-duplicates": "The game is a duplicate, but its winner differs from that of the first game.",
+    "contradictory-duplicates": "The game is a duplicate, but its winner differs from the earlier one's.",
     "duplicate-exact": "The game has the moves of an earlier game.",
     "duplicate-fragment": "The game is incomplete and matches an earlier game.",
     "duplicate-symmetric": "The game is the mirror image or the rotation of an earlier game.",
     "impossible-stones": "A board has numbers of stones that cannot occur.",
     "label-contradicts-chain": "The value contradicts the winning chain on the final board.",
     "missing-positions": "Some positions of the game are missing.",
-    "no-chain": "The game ends without a winning chain, for example by resignation. This is not an error.",
+    "no-chain": "The game ends without a winning chain, for example by resignation.",
     "player-contradicts-stones": "The player to move contradicts the number of stones.",
     "policy-on-occupied": "A policy has weight on an occupied cell.",
     "repeated-move": "A move is on an occupied cell, and the game continues after it.",

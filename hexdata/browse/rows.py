@@ -68,7 +68,9 @@ class StoreRows:
 
     def games(self, ids: Sequence[int]) -> list[Json]:
         """Return the rows of games for a list. They are read from the index alone."""
-        return [self._game_row(number, row) for number, row in zip(ids, self.index.games[list(ids)], strict=True)]
+        return [
+            self._game_row(number, row) for number, row in zip(ids, self.index.games[list(ids)], strict=True)
+        ]
 
     def _game_row(self, game_id: int, row: npt.NDArray[Any]) -> Json:
         facts = dict(zip(GAME.names or (), row.tolist(), strict=True))
@@ -115,7 +117,9 @@ class StoreRows:
     def positions(self, ids: Sequence[int]) -> list[Json]:
         """Return the rows of positions for a list, in the order of their ids in ``ids``."""
         schema = self._schema("positions")
-        kept = [field for field in schema if field.name in _LISTED or field.name in self.store.manifest.targets]
+        kept = [
+            field for field in schema if field.name in _LISTED or field.name in self.store.manifest.targets
+        ]
         found: dict[int, Json] = {}
         for low, high in _clusters(sorted(ids)):
             for row in self._take(low, high, pa.schema(kept), ids):
@@ -158,7 +162,9 @@ class StoreRows:
                 expected=f"0 to {len(files) - 1:,}" if len(files) else "nothing: there are no positions",
             )
         schema = self._schema("positions" if order == "before" else "shuffled")
-        return [board_json(position_of_row(row, self._size)) for row in self._read(files, start, stop, schema)]
+        return [
+            board_json(position_of_row(row, self._size)) for row in self._read(files, start, stop, schema)
+        ]
 
     def _schema(self, table: str) -> pa.Schema:
         return positions_schema(self._size, self.store.manifest.targets_of(table))

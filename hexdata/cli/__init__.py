@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 
-from hexdata.cli import convert, demo, export, live, load, report, run, show, shuffle, sql, verify
+from hexdata.cli import browse, convert, demo, export, live, load, report, run, show, shuffle, sql, verify
 from hexdata.cli.app import INTERRUPTED, Command, app, print_stderr
 from hexdata.errors import ConfigError, HexdataError
 
@@ -24,6 +24,7 @@ for _verb in (
     verify.verify,
     sql.sql,
     show.show,
+    browse.browse,
     report.report,
     load.load,
     live.live,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from hexdata.cli.app import Memory, Store
+from hexdata.cli.app import Json, Memory, Store
 from hexdata.units import parse_bytes
 
 __all__ = ["browse"]
@@ -26,6 +27,7 @@ def browse(
     ] = None,
     opens: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the web browser.")] = True,
     memory: Memory = "1GB",
+    as_json: Json = False,
 ) -> None:
     """Show the games and positions of a store on a local web page, until Ctrl-C.
 
@@ -39,14 +41,18 @@ def browse(
     from hexdata.cli.render import Output
     from hexdata.storage import translate_errors
 
-    output = Output(as_json=False)
+    output = Output(as_json)
 
     def ready(address: str) -> None:
-        output.line(f"{address} shows {store}. Press Ctrl-C to end.")
+        if not output.print_json({"address": address, "store": str(store)}):
+            output.line(f"{address} shows {store}. Press Ctrl-C to end.")
+        sys.stdout.flush()  # for a reader at the other end of a pipe
         if opens:
             import webbrowser
 
             webbrowser.open(address)
 
     with translate_errors(store):
-        browse_store(store, BrowseOptions(port=port, memory=parse_bytes(memory)), ready=ready, note=output.note)
+        browse_store(
+            store, BrowseOptions(port=port, memory=parse_bytes(memory)), ready=ready, note=output.note
+        )

@@ -126,7 +126,7 @@ function drawBoard(position, options) {
     return label;
   };
   const labels = small ? [] : [...Array(n).keys()].flatMap((i) => {
-    const places = [[centre(0, i), 0, -1.78], [centre(n - 1, i), 0, 1.78], [centre(i, -1), 0, 0], [centre(i, n), 0, 0]];
+    const places = [[centre(0, i), 0, -1.78], [centre(n - 1, i), 0, 1.78], [centre(i, -1), -0.25, 0], [centre(i, n), 0.25, 0]];
     return places.map(([[x, y], dx, dy], k) => {
       const label = svg("text", {x: (x + dx).toFixed(3), y: (y + dy + 0.25).toFixed(3), class: "label"},
         k < 2 ? columnName(i) : String(i + 1));
@@ -154,7 +154,7 @@ function drawBoard(position, options) {
     marks.push(numbered.length ? spot(position.last, 0.6, "ring") : spot(position.last, 0.24, "last"));
   }
   if (position.next !== null && position.next !== undefined && position.next !== PASS) {
-    marks.push(spot(position.next, 0.58, `next stroke-${position.player}`));
+    marks.push(spot(position.next, 0.58, `next stroke-${position.player}${small ? " thick" : ""}`));
   }
   const title = options.title || boardTitle(position, n);
   return svg("svg", {class: "board", viewBox: box.map((v) => v.toFixed(2)).join(" "), role: "img", "aria-label": title},
@@ -297,7 +297,7 @@ async function showList(table, facts) {
         el("p", {}, "The functions of ", el("code", {}, "hexdata sql"), " can be used too, such as ",
           el("code", {}, "stones(board)"), " and ", el("code", {}, "cell(move)"), "."))),
     content,
-    el("form", {class: "row end", onsubmit: (event) => {
+    el("form", {class: "row end goto", onsubmit: (event) => {
       event.preventDefault();
       if (goTo.value !== "") location.hash = link({[one]: goTo.value});
     }}, el("div", {}, el("label", {for: "goto"}, `Open the ${one} with the number`), goTo), el("button", {type: "submit"}, "Open")));
@@ -484,7 +484,7 @@ async function showGame(facts) {
   el("div", {class: "two"},
     el("div", {}, el("div", {class: "card"}, figure,
       el("div", {class: "controls"},
-        button("⏮", "Beginning (Home)", () => 0), back, slider, forth, button("⏭", "End (End)", () => boards.length - 1)),
+        button("|◀", "Beginning (Home)", () => 0), back, slider, forth, button("▶|", "End (End)", () => boards.length - 1)),
       el("div", {class: "controls"}, counter, box)), saves),
     el("div", {}, panel,
       el("section", {class: "card", "aria-label": "The game"}, el("h2", {}, "The game"), el("dl", {}, about)),
@@ -575,7 +575,7 @@ async function showOpenings(facts) {
       el("p", {class: "big"}, el("b", {}, plural(node.games, "game", "games")), decided
         ? [": blue won ", el("span", {class: "is-blue"}, percent(blue / decided)), ", red won ", el("span", {class: "is-red"}, percent(red / decided))]
         : ": no winner is known"),
-      el("p", {}, "To move: ", colour(player)), el("div", {class: "scroll"}, table)]
+      el("p", {}, "To move: ", colour(player)), el("div", {class: "scroll tall"}, table)]
       : el("p", {class: "card"}, path.length >= store.depth ? `The tree ends after ${store.depth} moves.`
         : store.counts.games ? "Fewer than two games have this position." : "The store has no games."))));
 }
