@@ -29,9 +29,9 @@ def browse(
     memory: Memory = "1GB",
     as_json: Json = False,
 ) -> None:
-    """Show the games and positions of a store on a local web page, until Ctrl-C.
+    """Show the games and positions of a store on a local web page.
 
-    Only this machine can open the page. The first time, it builds an index in the cache folder.
+    Only this machine can open the page, until Ctrl-C. The first time, an index is built in the cache folder.
 
     Examples:
         hexdata browse store
