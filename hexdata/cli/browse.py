@@ -25,7 +25,9 @@ def browse(
             help="Port of the page on this machine. Default: 8642, or a free one if it is in use.",
         ),
     ] = None,
-    opens: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in the web browser.")] = True,
+    no_open: Annotated[
+        bool, typer.Option("--no-open", help="Print the address and do not open the web browser.")
+    ] = False,
     memory: Memory = "1GB",
     as_json: Json = False,
 ) -> None:
@@ -47,7 +49,7 @@ def browse(
         if not output.print_json({"address": address, "store": str(store)}):
             output.line(f"{address} shows {store}. Press Ctrl-C to end.")
         sys.stdout.flush()  # for a reader at the other end of a pipe
-        if opens:
+        if not no_open:
             import webbrowser
 
             webbrowser.open(address)
