@@ -21,7 +21,7 @@ from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export
 from hexdata.loader.trial import LoadOptions, run_loader_trial
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
-from hexdata.report import Verdict, write_report
+from hexdata.report import Verdict, require_libraries, write_report
 from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
 from hexdata.sql import SqlLimits
 from hexdata.storage import as_path, local_path, storage_of, translate_errors
@@ -250,13 +250,16 @@ class RunResult:
     verdict: Verdict | None
 
 
-def demo_config(folder: str | Path, options: DemoOptions, *, seed: int = 7) -> Config:
+def demo_config(
+    folder: str | Path, options: DemoOptions, *, seed: int = 7, with_report: bool = True
+) -> Config:
     """Return the config of ``hexdata demo``: all stages, with buckets and shards small enough to look at.
 
     Args:
         folder: Local folder for the legacy files and the store.
         options: Number of games and seed of the generated games.
         seed: Seed of the shuffle (default: 7).
+        with_report: Whether to write a report (default: True).
     """
     root = local_path(folder, FOLDER)
     legacy = str(root / "legacy")
@@ -268,7 +271,7 @@ def demo_config(folder: str | Path, options: DemoOptions, *, seed: int = 7) -> C
         export=ExportOptions(shard_size=16_384, block_size=1_024),
         verify=VerifySection(),
         load=LoadOptions(),
-        report=ReportSection(),
+        report=ReportSection() if with_report else None,
     )
 
 
@@ -282,9 +285,12 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
         progress: Receives the steps of each stage (default: none).
 
     Raises:
-        EngineError: Ray is not installed, the cluster does not respond or its machines cannot do the work.
+        ConfigError: a library that a stage needs is not installed.
+        EngineError: the cluster of Ray does not respond or its machines cannot do the work.
         HexdataError: A stage has failed; the stages before it are complete.
     """
+    if config.report is not None:
+        require_libraries()
     stages, shuffled, quality, verdict = [], None, None, None
     engine_options = config.engine or EngineOptions()
     with (

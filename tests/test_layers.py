@@ -30,6 +30,7 @@ LAYERS = {
     "board": 1,
     "checks": 1,
     "config": 1,
+    "extras": 1,
     "order": 1,
     "pool": 1,
     "retry": 1,

@@ -30,10 +30,18 @@ def demo(
         hexdata demo my-demo --games 200
     """
     from hexdata.demo import DemoOptions
+    from hexdata.errors import ConfigError
     from hexdata.pipeline import demo_config, run_config
+    from hexdata.report import require_libraries
 
     with command(as_json) as (output, bar):
-        result = run_config(demo_config(folder, DemoOptions(games=games, seed=seed), seed=seed), bar)
+        options, with_report = DemoOptions(games=games, seed=seed), True
+        try:
+            require_libraries()
+        except ConfigError as missing:
+            bar.note(f"no report is written: {missing}")
+            with_report = False
+        result = run_config(demo_config(folder, options, seed=seed, with_report=with_report), bar)
     show_run(output, result)
     if not as_json:
         output.line()

@@ -65,7 +65,7 @@ def open_engine(
 
     Raises:
         ConfigError: the engine is unknown or accepts no address.
-        EngineError: Ray is not installed, or the cluster does not answer.
+        EngineError: the cluster does not answer.
     """
     options = EngineOptions(name, address)
     if options.name == "local":

@@ -26,6 +26,7 @@ import pyarrow as pa
 from hexdata.engine.node_check import NodeCheck, installed_versions, open_node_check, version_differences
 from hexdata.engine.protocol import DIGEST_MEMORY, Machines, function_name
 from hexdata.errors import BudgetError, ConfigError, EngineError
+from hexdata.extras import installed_by
 from hexdata.progress import SILENT, Progress
 from hexdata.storage import AnyPath
 from hexdata.text import count_of
@@ -82,17 +83,13 @@ def connect_engine(address: str | None = None, note: Note = SILENT.note) -> Iter
     ``note`` is called for each repeated task.
 
     Raises:
-        ConfigError: the address is of an unsupported kind.
-        EngineError: Ray is not installed, or the cluster does not answer.
+        ConfigError: the address is of an unsupported kind, or Ray is not installed.
+        EngineError: the cluster does not answer.
     """
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     _set_defaults(address)
-    try:
+    with installed_by("ray", "an engine of Ray"):
         import ray
-    except ImportError as error:
-        raise EngineError(
-            "Ray is not installed", found=str(error), hint="Install it with: pip install 'hexdata[ray]'."
-        ) from error
     if ray.is_initialized():
         yield RayEngine(note)
         return

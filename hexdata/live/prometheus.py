@@ -11,16 +11,13 @@ from contextlib import contextmanager
 from typing import Final
 
 from hexdata.errors import ConfigError
+from hexdata.extras import installed_by
 from hexdata.live.metrics import COMMON_METRICS, MetricsByStage
 
-try:
+with installed_by("live", "the Prometheus endpoint"):
     from prometheus_client import CollectorRegistry, start_http_server
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, UnknownMetricFamily
     from prometheus_client.registry import Collector
-except ModuleNotFoundError as missing:
-    raise ConfigError(
-        "the Prometheus endpoint needs prometheus-client", hint="Install it: pip install 'hexdata[live]'."
-    ) from missing
 
 __all__ = ["LOOPBACK", "serve_metrics"]
 

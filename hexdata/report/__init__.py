@@ -19,7 +19,15 @@ from hexdata.storage import AnyPath, as_path, storage_of
 from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
 from hexdata.store.files import write_bytes
 
-__all__ = ["REPORT_NAME", "Report", "ReportFacts", "Verdict", "make_page", "write_report"]
+__all__ = [
+    "REPORT_NAME",
+    "Report",
+    "ReportFacts",
+    "Verdict",
+    "make_page",
+    "require_libraries",
+    "write_report",
+]
 
 REPORT_NAME: Final = "report.html"
 """Default file name, in the store's folder."""
@@ -43,6 +51,15 @@ class Report:
     facts: ReportFacts
 
 
+def require_libraries() -> None:
+    """Check that the libraries of the report are installed, so that a missing one is named before any work.
+
+    Raises:
+        ConfigError: a library is not installed; the error names the extra of hexdata that installs it.
+    """
+    from hexdata.report import charts, page  # noqa: F401
+
+
 def write_report(
     store: str | AnyPath,
     output: str | AnyPath | None = None,
@@ -62,10 +79,12 @@ def write_report(
 
     Raises:
         StoreError: the store does not exist, or one of its files cannot be read.
-        ConfigError: ``output`` is a folder or does not end in .html or .htm.
+        ConfigError: ``output`` is a folder or does not end in .html or .htm, or a library is not
+            installed.
         BudgetError: the memory is too small, or a disk is full.
         OSError: the page cannot be written.
     """
+    require_libraries()
     path = as_path(output) if output is not None else as_path(store) / REPORT_NAME
     if storage_of(path).is_folder():
         raise ConfigError("the report cannot be written: the path is a folder", path=path)
@@ -74,10 +93,10 @@ def write_report(
         facts = gather_facts(store, limits or SqlLimits(), progress)
     progress.begin("draw", None, "charts")
     verdict = judge(facts)
-    page = make_page(facts, verdict).encode("utf-8")
+    content = make_page(facts, verdict).encode("utf-8")
     with translate_disk_full(path, "Choose another --output or free disk space, and run the command again."):
-        write_bytes(path, page)
-    return Report(str(path), len(page), verdict, facts)
+        write_bytes(path, content)
+    return Report(str(path), len(content), verdict, facts)
 
 
 def make_page(facts: ReportFacts, verdict: Verdict) -> str:

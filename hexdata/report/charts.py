@@ -11,14 +11,17 @@ from html import escape
 from io import BytesIO
 from typing import Any, Final
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib import figure as mpl_figure
-from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
+from hexdata.extras import installed_by
 from hexdata.quality import DEVIATIONS, BucketFigures, Figure
 from hexdata.report.spread import Spread
+
+with installed_by("report", "the report"):
+    import matplotlib as mpl
+    from matplotlib import figure as mpl_figure
+    from matplotlib.axes import Axes
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 __all__ = [
     "bucket_means_chart",

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata, resources
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from hexdata.extras import installed_by
 from hexdata.report.verdict import Verdict
+
+with installed_by("report", "the report"):
+    from jinja2 import Environment, PackageLoader, StrictUndefined
 
 __all__ = ["PageTable", "Section", "documentation_address", "render_page"]
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from hexdata.errors import ConfigError
+from hexdata.extras import installed_by
 from hexdata.storage.retry import CONNECT_TIMEOUT, READ_TIMEOUT
 
 if TYPE_CHECKING:
@@ -109,17 +110,11 @@ def as_path(text: str | AnyPath) -> AnyPath:
         )
     protocol = _ONE_NAME.get(protocol, protocol)
     clean = f"{protocol}://{bucket}/{below}".rstrip("/")
-    try:
+    with installed_by(extra, f"{protocol}://"):
         from upath import UPath
 
         path: UPath = UPath(clean, **_OPTIONS[extra])
         path.fs  # noqa: B018 - imports the library
-    except ImportError as error:
-        raise ConfigError(
-            f"{protocol}:// needs a library that is not installed",
-            found=str(error),
-            hint=f"Install it with: pip install 'hexdata[{extra}]'.",
-        ) from error
     return path
 
 

@@ -357,7 +357,7 @@ def test_each_death_prints_one_line(
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
-        pytest.raises(EngineError, match=r"Ray is not installed.*pip install 'hexdata\[ray\]'"),
+        pytest.raises(ConfigError, match=r"an engine of Ray needs a library.*pip install 'hexdata\[ray\]'"),
         open_engine("ray"),
     ):
         pass

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from watchfiles import Change
-
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError, InputError
+from hexdata.extras import installed_by
 from hexdata.formats import PATTERNS as SOURCE_PATTERNS
 from hexdata.live.chunk import SCANNED, FoundFile, ReadProgress
 from hexdata.live.coordinator import Coordinator
@@ -34,6 +33,9 @@ from hexdata.live.files.watcher import MISSING_POLL_SECONDS, Changes, DirectoryW
 from hexdata.live.queue import Queue
 from hexdata.live.stage import Stage, Worker, check_seconds
 from hexdata.text import printable
+
+with installed_by("live", "live loading"):
+    from watchfiles import Change
 
 __all__ = ["PATTERNS", "FilePathProvider"]
 

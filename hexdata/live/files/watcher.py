@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from watchfiles import Change, watch
-
 from hexdata.errors import InputError
+from hexdata.extras import installed_by
 from hexdata.live.coordinator import Coordinator, Stopped
 from hexdata.live.files.scan import WatchedDirectory
+
+with installed_by("live", "live loading"):
+    from watchfiles import Change, watch
 
 __all__ = ["MISSING_POLL_SECONDS", "Changes", "DirectoryWatcher"]
 
