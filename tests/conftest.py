@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing.util
@@ -27,11 +28,19 @@ from hexdata.demo.games import make_games
 from hexdata.formats.trmph import write_trmph
 from hexdata.policy import SparsePolicies
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
-from hexdata.storage import as_path, retry
+from hexdata.storage import as_path, lock, retry
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
 from tests.legacy_pickles import install_enums
-from tests.object_store import ObjectStore, environment, serving
+from tests.object_store import (
+    NO_RCLONE,
+    SERVER,
+    SERVERS,
+    ObjectStore,
+    environment,
+    find_rclone,
+    serving,
+)
 from tests.pairs import FULL
 
 if TYPE_CHECKING:
@@ -190,6 +199,7 @@ SLOW_FILES = frozenset(
         "test_object_stores.py",
         "test_order.py",
         "test_pipeline.py",
+        "test_second_server.py",
         "test_system.py",
         "test_task_graph.py",
         "verify/test_bad_tables.py",
@@ -237,20 +247,32 @@ def _file_of(item: pytest.Item) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow files."""
+    """Mark the tests of slow files, and expect a note about each store of a server without conditions."""
     for item in items:
         if _file_of(item) in SLOW_FILES:
             item.add_marker("slow")
+        if SERVER == "rclone":
+            item.add_marker(pytest.mark.filterwarnings(f"ignore:.*{NO_CONDITIONS}:UserWarning"))
+
+
+NO_CONDITIONS = "does not support conditional requests"
+"""Part of the note about such a store."""
+needs_conditions = pytest.mark.skipif(SERVER == "rclone", reason="rclone ignores the conditions of requests")
 
 
 @pytest.fixture(scope="session")
 def object_store() -> Iterator[ObjectStore]:
     """Serve S3 on loopback, with the environment variables that select it and none of the user's."""
+    assert SERVER in SERVERS
     for library in ("moto.moto_server.werkzeug_app", "s3fs"):
         pytest.importorskip(library, exc_type=ImportError)
+    if SERVER == "rclone" and find_rclone() is None:
+        pytest.skip(NO_RCLONE)
     from s3fs import S3FileSystem
 
     with serving() as store, pytest.MonkeyPatch.context() as patch:
+        if SERVER == "rclone":
+            patch.setattr(lock, "SETTLE_SECONDS", 0.0)
         patch.delenv("AWS_PROFILE", raising=False)
         for name, value in environment(store).items():
             patch.setenv(name, value)
@@ -269,7 +291,8 @@ def bucket(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / "hexdata-cache"))
     path = as_path(f"s3://test-{os.urandom(6).hex()}")
     assert not isinstance(path, Path)
-    path.fs.mkdir(path.path.strip("/"))
+    with contextlib.suppress(FileExistsError):  # created by an attempt whose answer was late
+        path.fs.mkdir(path.path.strip("/"))
     object_store.requests()
     return path
 

@@ -111,6 +111,8 @@ def list_objects(system: Any, folder: str, *, recursive: bool) -> dict[str, dict
         for one in page.get("Contents", []):
             name = f"{bucket}/{one['Key']}"
             objects[name] = {**one, "name": name, "size": one["Size"], "type": "file"}
+            if "ETag" in one:
+                objects[name]["ETag"] = _quoted(one["ETag"])
         if not page.get("IsTruncated"):
             break
         request["ContinuationToken"] = page["NextContinuationToken"]
@@ -119,6 +121,11 @@ def list_objects(system: Any, folder: str, *, recursive: bool) -> dict[str, dict
             info = object_info(system, folder)
             return {folder: info} if info["type"] == "file" else {}
     return objects
+
+
+def _quoted(tag: str) -> str:
+    """Return a tag as in the answers to other requests; rclone lists tags without their quotes."""
+    return f'"{tag}"' if tag and not tag.endswith('"') else tag
 
 
 def open_object(
@@ -144,7 +151,7 @@ def open_object(
         opened = with_retries(system.open, path, "rb", block_size=block, cache_type="readahead", **known)
     if known and info is not None:
         opened.details = info
-        if "ETag" in info:  # s3fs omits this condition if the size is given
+        if info.get("ETag"):  # s3fs omits this condition if the size is given
             opened.read_kw = {**opened.read_kw, "IfMatch": info["ETag"]}
     return BufferedReader(_RetryingReader(opened, name), _BUFFER)
 

@@ -251,7 +251,12 @@ def _unfinished_uploads(system: Any, folder: UPath) -> Iterator[dict[str, str]]:
     bucket, key, _ = system.split_path(folder.path)
     request = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
     while True:
-        listed = with_retries(system.call_s3, "list_multipart_uploads", **request)
+        try:
+            listed = with_retries(system.call_s3, "list_multipart_uploads", **request)
+        except FileNotFoundError as error:
+            if code_of(error) == "NoSuchUpload":  # the answer of rclone if there are none
+                return
+            raise
         for one in listed.get("Uploads", []):
             yield {"Bucket": bucket, "Key": one["Key"], "UploadId": one["UploadId"]}
         if not listed.get("IsTruncated"):

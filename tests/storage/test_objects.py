@@ -10,7 +10,10 @@ import pytest
 
 from hexdata.errors import StoreError
 from hexdata.storage import Changed, storage_of
+from hexdata.storage.conditions import tag_of
+from hexdata.storage.reading import list_objects, object_info
 from hexdata.storage.upload import abort_uploads, upload
+from tests.conftest import needs_conditions
 from tests.object_store import Fault
 
 if TYPE_CHECKING:
@@ -23,6 +26,24 @@ def methods(object_store: ObjectStore, bucket: UPath) -> list[str]:
     """Return how this bucket was asked since the last call; what other tests left at work asks others."""
     asked = f"/{bucket.path.strip('/')}"
     return [method for method, path in object_store.requests() if path.startswith(asked)]
+
+
+def unfinished(bucket: UPath) -> list[str]:
+    """Return the keys of the unfinished uploads; without any, rclone answers with an error."""
+    try:
+        listed = bucket.fs.call_s3("list_multipart_uploads", Bucket=bucket.path.strip("/"))
+    except FileNotFoundError:
+        return []
+    return [one["Key"] for one in listed.get("Uploads", [])]
+
+
+@pytest.fixture
+def probed_bucket(bucket: UPath) -> UPath:
+    """A bucket of which this process knows whether it heeds conditions, as always under the lock."""
+    probe = storage_of(bucket / "probe")
+    probe.put(b"", None)
+    probe.guards_writes(b"")
+    return bucket
 
 
 @pytest.fixture
@@ -85,10 +106,10 @@ def test_an_upload_outlasts_a_failing_server(
 
 @pytest.mark.parametrize("size", [1, 17 << 20])
 def test_an_upload_that_replaces_nothing(
-    bucket: UPath, tmp_path: Path, object_store: ObjectStore, size: int
+    probed_bucket: UPath, tmp_path: Path, object_store: ObjectStore, size: int
 ) -> None:
     """Nor does it mistake for another's what it has put itself, though the answer was lost."""
-    file = tmp_path / "file"
+    file, bucket = tmp_path / "file", probed_bucket
     file.write_bytes(bytes(size))
     object_store.fail(Fault("POST" if size > 1 else "PUT", "/a", status=500, lose=True, skip=int(size > 1)))
     upload(file, bucket / "a", replace=False)
@@ -98,7 +119,7 @@ def test_an_upload_that_replaces_nothing(
     with pytest.raises(StoreError, match=r"the uploaded object differs from the file.*Another object exists"):
         upload(file, bucket / "a", replace=False)
     assert (bucket / "a").read_bytes() == bytes(size)
-    assert not bucket.fs.call_s3("list_multipart_uploads", Bucket=bucket.path.strip("/")).get("Uploads")
+    assert not unfinished(bucket)
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -139,6 +160,7 @@ CONFLICT = Fault(header="If-None-Match", path="/a", status=409, code="Conditiona
 NO_CONDITIONS = Fault(header="If-None-Match", path="/a", status=501, count=999)
 
 
+@needs_conditions
 @pytest.mark.parametrize("size", [1, 17 << 20])
 @pytest.mark.parametrize("fault", [CONFLICT, NO_CONDITIONS], ids=["409", "501"])
 def test_an_upload_continues_after_an_answer_to_its_condition(
@@ -154,7 +176,7 @@ def test_an_upload_continues_after_an_answer_to_its_condition(
     file.write_bytes(b"x" * size)
     with pytest.raises(StoreError, match="Another object exists"):
         upload(file, bucket / "a", replace=False)
-    assert not bucket.fs.call_s3("list_multipart_uploads", Bucket=bucket.path.strip("/")).get("Uploads")
+    assert not unfinished(bucket)
 
 
 @pytest.mark.parametrize("condition", ["If-None-Match", "If-Match"])
@@ -181,7 +203,8 @@ def test_a_put_in_a_store_without_conditions(bucket: UPath, object_store: Object
     assert storage_of(bucket / "a").read_tagged(9) == (b"2", second)
 
 
-def test_a_put_on_a_condition(bucket: UPath) -> None:
+def test_a_put_on_a_condition(probed_bucket: UPath) -> None:
+    bucket = probed_bucket
     first = storage_of(bucket / "a").put(b"1", None)
     assert storage_of(bucket / "a").read_tagged(9) == (b"1", first)
     second = storage_of(bucket / "a").put(b"2", first)
@@ -192,11 +215,12 @@ def test_a_put_on_a_condition(bucket: UPath) -> None:
     assert (bucket / "a").read_bytes() == b"2"
 
 
-def test_the_tag_of_a_put_is_its_own(bucket: UPath, object_store: ObjectStore) -> None:
+def test_the_tag_of_a_put_is_its_own(probed_bucket: UPath, object_store: ObjectStore) -> None:
     """Not that of what another has put right after it: it would be overwritten by our next."""
+    bucket = probed_bucket
     object_store.requests()
     tag = storage_of(bucket / "a").put(b"1", None)
-    assert methods(object_store, bucket) == ["PUT"]
+    assert methods(object_store, bucket)[-1] == "PUT"
     (bucket / "a").write_bytes(b"another")
     with pytest.raises(Changed):
         storage_of(bucket / "a").put(b"2", tag)
@@ -215,6 +239,32 @@ def test_uploads_that_nobody_will_finish_are_ended(bucket: UPath) -> None:
     assert abort_uploads(bucket / "store") == 2
     assert abort_uploads(bucket / "store") == 0
     assert abort_uploads(bucket) == 1
+    assert abort_uploads(bucket) == 0
+
+
+def test_a_bucket_without_unfinished_uploads(bucket: UPath, object_store: ObjectStore) -> None:
+    """Rclone answers 404 until the first upload in parts begins; a missing bucket is another error."""
+    assert abort_uploads(bucket / "store") == 0
+    object_store.fail(Fault("GET", r"\?.*uploads", status=404, code="NoSuchUpload"))
+    assert abort_uploads(bucket / "store") == 0
+    object_store.fail(Fault("GET", r"\?.*uploads", status=404, code="NoSuchBucket"))
+    with pytest.raises(FileNotFoundError):
+        abort_uploads(bucket / "store")
+
+
+def test_a_part_of_an_object_is_read(bucket: UPath) -> None:
+    """Rclone sends the checksum of the whole object with it."""
+    storage_of(bucket / "a").put(b"0123456789", None)
+    assert storage_of(bucket / "a").read_range(2, 5) == b"234"
+    assert storage_of(bucket / "a").read_tail(3) == b"789"
+
+
+def test_the_listed_tag_is_that_of_the_object(bucket: UPath) -> None:
+    """Rclone lists tags without quotes."""
+    (bucket / "a").write_bytes(b"1")
+    (listed,) = list_objects(bucket.fs, bucket.path, recursive=True).values()
+    assert listed["ETag"] == tag_of(object_info(bucket.fs, (bucket / "a").path))
+    assert listed["ETag"].strip('"')
 
 
 @pytest.mark.parametrize(

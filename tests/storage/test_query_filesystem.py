@@ -15,6 +15,7 @@ from hexdata.errors import StoreError
 from hexdata.storage.query_filesystem import QueryFileSystem
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import duckdb_session, read_parquet_sql
+from tests.conftest import needs_conditions
 from tests.object_store import Fault
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def test_objects_of_a_folder_are_asked_for_together(bucket: UPath, object_store:
     assert system.glob(str(bucket / "folder" / "[34]")) == [f"{bucket.path}folder/{n}" for n in (3, 4)]
 
 
+@needs_conditions
 def test_another_version_of_an_object_is_not_read(bucket: UPath) -> None:
     (bucket / "a").write_bytes(b"before")
     system = QueryFileSystem(bucket.fs, "s3")

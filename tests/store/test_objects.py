@@ -16,6 +16,7 @@ from hexdata.store import Store
 from hexdata.store.files import write_bytes
 from hexdata.store.ledger import Ledger
 from hexdata.store.manifest import Manifest
+from tests.conftest import needs_conditions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,12 +110,13 @@ def test_a_wrong_clock_does_not_break_the_lock(
 
 def test_an_object_of_another_process_is_not_replaced(store: Store) -> None:
     path = store.path / "shuffled" / "a"
-    for data in (b"1", b"1"):
-        write_bytes(path, data, replace=False)
-    with pytest.raises(StoreError, match="only one process writes"):
-        write_bytes(path, b"2", replace=False)
-    assert path.read_bytes() == b"1"
-    write_bytes(path, b"2")
+    with store.writing("shuffle"):
+        for data in (b"1", b"1"):
+            write_bytes(path, data, replace=False)
+        with pytest.raises(StoreError, match="only one process writes"):
+            write_bytes(path, b"2", replace=False)
+        assert path.read_bytes() == b"1"
+        write_bytes(path, b"2")
     assert path.read_bytes() == b"2"
 
 
@@ -181,6 +183,7 @@ OVERTAKEN = (
 )
 
 
+@needs_conditions
 def test_a_store_with_conditions_gives_no_warning(store: Store) -> None:
     with store.writing("shuffle"):
         pass
