@@ -79,6 +79,7 @@ def hex_ai() -> Iterator[None]:
 
 SLOW_FILES = frozenset(
     [
+        "browse/test_browser.py",
         "browse/test_index.py",
         "browse/test_server.py",
         "cli/test_bar.py",

@@ -32,15 +32,19 @@ class Browser:
     def __init__(self, session: str) -> None:
         self._session = session
 
-    def open(
-        self, page: Path, *, width: int = 1200, height: int = 900, dark: bool = False, media: str = "screen"
-    ):
-        """Open a page in a window of this size with these media preferences."""
+    def open(self, page: Path, **window: Any) -> None:
+        """Open a file; ``window`` as for :meth:`open_address`."""
+        self.open_address(page.resolve().as_uri(), **window)
+
+    def open_address(
+        self, address: str, *, width: int = 1200, height: int = 900, dark: bool = False, media: str = "screen"
+    ) -> None:
+        """Open an address in a window of this size with these media preferences."""
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.cdp("Emulation.setDeviceMetricsOverride", **metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.cdp("Emulation.setEmulatedMedia", media=media, features=[scheme])
-        _call(f"{self._session}/url", {"url": page.resolve().as_uri()})
+        _call(f"{self._session}/url", {"url": address})
 
     def run(self, script: str) -> Any:
         """Run a script and return its result."""
