@@ -29,7 +29,7 @@ autodoc_preserve_defaults = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(_duckdb|collections|contextlib|fractions|io|np|npt|numpy|pathlib|pyarrow|threading|torch|types|typing)\..*",
+        r"(_duckdb|collections|contextlib|fractions|io|np|npt|numpy|pathlib|pyarrow|rich|threading|torch|types|typing)\..*",
     ),
     (
         r"py:class",

@@ -13,6 +13,8 @@ from typing import IO
 import psutil
 
 SAMPLE_SECONDS = 0.02
+CHILDREN_SECONDS = 0.2
+"""Seconds between two searches for new child processes, which take longer than reading their memory."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,12 @@ def watch(command: Sequence[str], *, stdout: int | IO[str], cwd: Path | None = N
     """
     begin, before = time.perf_counter(), getrusage(RUSAGE_CHILDREN)
     process = subprocess.Popen(command, cwd=cwd, stdout=stdout)
-    peak, status = 0, None
+    peak, status, searched = 0, None, 0.0
+    processes: list[psutil.Process] = []
     while status is None:
-        peak = max(peak, _resident(process.pid))
+        if time.perf_counter() - searched >= CHILDREN_SECONDS:
+            searched, processes = time.perf_counter(), _processes(process.pid)
+        peak = max(peak, _resident(processes))
         try:
             status = process.wait(SAMPLE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -49,13 +54,17 @@ def watch(command: Sequence[str], *, stdout: int | IO[str], cwd: Path | None = N
     return Watched(seconds, processor, peak, 512 * (after.ru_oublock - before.ru_oublock))
 
 
-def _resident(pid: int) -> int:
-    """Return the resident memory of a process and its children."""
+def _processes(pid: int) -> list[psutil.Process]:
+    """Return a process and its children; none if it has ended."""
     try:
         parent = psutil.Process(pid)
-        processes = [parent, *parent.children(recursive=True)]
+        return [parent, *parent.children(recursive=True)]
     except psutil.NoSuchProcess:
-        return 0
+        return []
+
+
+def _resident(processes: Sequence[psutil.Process]) -> int:
+    """Return the resident memory of those processes that still run."""
     total = 0
     for process in processes:
         try:
