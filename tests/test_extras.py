@@ -14,7 +14,17 @@ from hexdata.extras import installed_by
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MISSING = ("jinja2", "matplotlib", "prometheus_client", "ray", "s3fs", "torch", "watchfiles")
+MISSING = (
+    "jinja2",
+    "matplotlib",
+    "prometheus_client",
+    "ray",
+    "s3fs",
+    "starlette",
+    "torch",
+    "uvicorn",
+    "watchfiles",
+)
 RUN = """
 import sys
 from hexdata.cli import main
@@ -54,6 +64,7 @@ def test_the_core_needs_no_extra(store: Path, command: str) -> None:
     [
         (("report",), "the report", "report"),
         (("live",), "live loading", "live"),
+        (("browse", "--no-open"), "the page of a store", "browse"),
         (("verify", "--engine", "ray"), "an engine of Ray", "ray"),
     ],
 )
@@ -70,9 +81,13 @@ def test_a_command_names_the_extra_that_it_needs(
 
 def test_each_named_extra_exists() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert {"report", "live", "ray", "s3", "gcs", "azure"} <= extras.keys()
+    assert {"browse", "report", "live", "ray", "s3", "gcs", "azure"} <= extras.keys()
     base = " ".join(PROJECT["dependencies"])
-    assert not [name for name in ("matplotlib", "watchfiles", "jinja2", "torch", "ray") if name in base]
+    assert not [
+        name
+        for name in ("matplotlib", "watchfiles", "jinja2", "torch", "ray", "starlette", "uvicorn")
+        if name in base
+    ]
 
 
 def test_other_errors_pass() -> None:

@@ -20,6 +20,7 @@ from hexdata.browse.openings import DEPTH
 from hexdata.browse.reasons import FLAG_TEXTS
 from hexdata.browse.rows import SHEET_ORDERS, hexworld_link
 from hexdata.errors import ConfigError, HexdataError, StoreError
+from hexdata.extras import installed_by
 from hexdata.schema import SPLITS
 from hexdata.show.position import Position
 from hexdata.show.store import find_position
@@ -27,16 +28,12 @@ from hexdata.sql.check import query_error
 from hexdata.storage import prefix_of
 from hexdata.store.session import QUERY_ERRORS
 
-try:
+with installed_by("browse", "the page of a store"):
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-except ModuleNotFoundError as missing:
-    raise ConfigError(
-        "hexdata browse needs Starlette and uvicorn", hint="Install them: pip install 'hexdata[browse]'."
-    ) from missing
 
 __all__ = ["DUPLICATES", "make_app"]
 

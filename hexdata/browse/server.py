@@ -14,15 +14,12 @@ from hexdata.browse.app import make_app
 from hexdata.browse.library import BrowseLimits, Library
 from hexdata.checks import check_fields
 from hexdata.errors import ConfigError
+from hexdata.extras import installed_by
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 
-try:
+with installed_by("browse", "the page of a store"):
     import uvicorn
-except ModuleNotFoundError as missing:
-    raise ConfigError(
-        "hexdata browse needs Starlette and uvicorn", hint="Install them: pip install 'hexdata[browse]'."
-    ) from missing
 
 __all__ = ["BrowseOptions", "browse_store", "serving"]
 

@@ -49,7 +49,7 @@ def test_a_missing_extra_is_named(library: str, trmph_store: Path) -> None:
         [sys.executable, "-c", code, "browse", str(trmph_store)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("hexdata: hexdata browse needs Starlette and uvicorn. ")
+    assert done.stderr.startswith("hexdata: the page of a store needs a library that is not installed; ")
     assert "pip install 'hexdata[browse]'" in done.stderr
 
 
