@@ -21,8 +21,8 @@ exclude_patterns = ["_build"]
 myst_heading_anchors = 3
 """Headings get the same anchors as on code hosts, so that links work in both."""
 
-autodoc_mock_imports = ["torch"]
-"""PyTorch is large, and the build needs only its names."""
+autodoc_mock_imports = ["torch", "webdataset"]
+"""PyTorch is large, and the build needs only its names. webdataset imports it."""
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

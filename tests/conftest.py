@@ -150,6 +150,7 @@ SLOW_FILES = frozenset(
         "pytorch/test_mixture.py",
         "pytorch/test_transform.py",
         "pytorch/test_unpack.py",
+        "pytorch/test_webdataset.py",
         "pytorch/test_weights.py",
         "pytorch/test_where_by_epoch.py",
         "quality/test_quality.py",

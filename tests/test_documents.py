@@ -43,8 +43,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("README.md"), *(ROOT / "docs").rglob("*.md")])
 PLAIN = {"json", "mermaid", "sql", "text", "{eval-rst}", "{toctree}"}
 """Languages of blocks that are not run, except ``sql`` with a store; Sphinx runs its own blocks."""
-OPTIONAL = {"jax", "torch"}
-"""Libraries without which the blocks that import them are skipped."""
+OPTIONAL = {"jax": "jax", "torch": "torch", "hexdata.webdataset": "torch"}
+"""Parts of names in imports, and the libraries without which the blocks that import them are skipped."""
 OWN_PROCESSES = {"README.md"}
 """Documents of which each command runs in a process of its own."""
 LONGEST_COMMAND = 300.0
@@ -186,12 +186,12 @@ def run_console(block: Block, scratch: Path, shelf: Path) -> None:
 
 
 def lacks_library(text: str) -> bool:
-    """Return whether a block imports PyTorch, ``hexdata.torch`` or JAX, and the library is not installed."""
+    """Return whether a block imports a name of ``OPTIONAL``, and its library is not installed."""
     nodes = list(ast.walk(ast.parse(text)))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
-    parts = {part for name in names for part in name.split(".")}
-    return any(find_spec(library) is None for library in OPTIONAL & parts)
+    parts = {*names, *(part for name in names for part in name.split("."))}
+    return any(find_spec(OPTIONAL[part]) is None for part in OPTIONAL.keys() & parts)
 
 
 def run_python(block: Block, namespace: dict[str, Any]) -> None:
@@ -362,7 +362,7 @@ def test_a_failing_block_is_named(text, message, tmp_path, scratch, shelf):
         run_document(write(tmp_path, text), scratch, shelf)
 
 
-@pytest.mark.parametrize("library", ["torch", "jax.numpy", "hexdata.torch"])
+@pytest.mark.parametrize("library", ["torch", "jax.numpy", "hexdata.torch", "hexdata.webdataset"])
 def test_blocks_are_skipped_without_the_library_that_they_import(
     tmp_path, scratch, shelf, monkeypatch, library
 ):

@@ -63,6 +63,7 @@ LAYERS = {
     "browse": 8,
     "pipeline": 8,
     "torch": 8,
+    "webdataset": 9,
     "": 9,  # hexdata/__init__.py: the public names, each imported on first use
     "cli": 10,
     "__main__": 11,
@@ -84,7 +85,7 @@ LIBRARIES = {
     "fsspec": ("storage",),
     "upath": ("storage",),
     "tenacity": ("retry",),
-    "webdataset": ("loader", "shards"),
+    "webdataset": ("shards", "webdataset"),
     "torch": ("torch",),
     "ray": ("engine/ray.py",),
     "pydantic": ("pipeline", "live/options.py"),

@@ -80,7 +80,8 @@ import hexdata.system
 sys.platform = platform  # other libraries run on the real system
 hexdata.system.sys = types.SimpleNamespace(platform="win32")
 for module in pkgutil.walk_packages(hexdata.__path__, "hexdata."):
-    if not module.name.startswith(("hexdata.torch", "hexdata.engine.ray", "hexdata.__main__")):
+    needs_extra = ("hexdata.torch", "hexdata.webdataset", "hexdata.engine.ray", "hexdata.__main__")
+    if not module.name.startswith(needs_extra):
         importlib.import_module(module.name)
 from hexdata import system
 

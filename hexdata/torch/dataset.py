@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hexdata.errors import ConfigError
 from hexdata.loader import Loader, Mixture
+from hexdata.loader.loader import Delivery
 from hexdata.system import has_ended
 from hexdata.torch.epoch_counter import COUNTER_SIZE, SharedEpochCounter, iteration_id
 from hexdata.torch.shared_condition import SharedCondition, check_length
@@ -182,9 +183,13 @@ class LoaderDataset(IterableDataset[TensorBatch]):
             return
         self.loader.set_epoch(epoch, first)
         for delivery in self.loader.deliveries(first % workers, workers):
-            self._next = epoch, delivery.step + workers
-            batch = as_tensors(delivery.batch)
-            yield batch if get_worker_info() is None else WorkerBatch(batch)
+            yield from self._samples(epoch, delivery, workers)
+
+    def _samples(self, epoch: int, delivery: Delivery, workers: int) -> Iterator[Any]:
+        """Yield a delivery as one or several samples. ``_next`` is where to resume after each of them."""
+        self._next = epoch, delivery.step + workers
+        batch = as_tensors(delivery.batch)
+        yield batch if get_worker_info() is None else WorkerBatch(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a state of a ``Loader`` from which to resume after the last batch that this process yielded.
