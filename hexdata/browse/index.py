@@ -29,7 +29,7 @@ from hexdata.storage import cache_folder
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.originals import WINNERS
-from hexdata.store.parquet import ParquetFiles, read_rows
+from hexdata.store.parquet import read_rows
 
 __all__ = ["GAME", "NONE", "PROVENANCES", "StoreIndex", "index_folder", "open_index"]
 
@@ -204,12 +204,8 @@ def _build(store: Store, folder: Path, progress: Progress) -> None:
 
 
 def _batches(store: Store, table: str, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
-    manifest = store.manifest
-    schema = table_schema(table, manifest.board_size)
-    files = ParquetFiles(
-        [(store.path / name, facts.rows) for name, facts in manifest.files_in(table).items()],
-        manifest.schema_version,
-    )
+    schema = table_schema(table, store.manifest.board_size)
+    files = store.rows(table)
     return read_rows(files.rows(0, len(files)), pa.schema([schema.field(name) for name in columns]))
 
 

@@ -45,14 +45,9 @@ class StoreRows:
         self.store, self.index = store, index
         manifest = store.manifest
         self._size = manifest.board_size or 0
-        self._positions = self._files("positions")
-        self._buckets = {split: self._files(f"shuffled/{split}") for split in SPLITS}
+        self._positions = store.rows("positions")
+        self._buckets = {split: store.rows(f"shuffled/{split}") for split in SPLITS}
         self._sources = dict(self._read_sources())
-
-    def _files(self, folder: str) -> ParquetFiles:
-        manifest = self.store.manifest
-        files = [(self.store.path / name, facts.rows) for name, facts in manifest.files_in(folder).items()]
-        return ParquetFiles(files, manifest.schema_version)
 
     def _read_sources(self) -> Iterator[tuple[int, str]]:
         version = self.store.manifest.schema_version

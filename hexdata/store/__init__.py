@@ -14,6 +14,7 @@ from hexdata.schema import SCHEMA_VERSION
 from hexdata.storage import LOCK_NAME, AnyPath, as_path, is_address, storage_of, translate_errors
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
+from hexdata.store.parquet import ParquetFiles
 from hexdata.text import shell_word
 
 __all__ = ["Store", "store_argument"]
@@ -116,6 +117,11 @@ class Store:
     def files(self, folder: str) -> list[AnyPath]:
         """Return the absolute paths of the manifest's files below ``folder``, sorted."""
         return [(self.path / name).resolve() for name in self.manifest.files_in(folder)]
+
+    def rows(self, folder: str) -> ParquetFiles:
+        """Return the Parquet files of the manifest below ``folder``, sorted, as a sequence of rows."""
+        files = [(self.path / name, facts.rows) for name, facts in self.manifest.files_in(folder).items()]
+        return ParquetFiles(files, self.manifest.schema_version)
 
     def missing(self, folder: str) -> Iterator[str]:
         """Yield the names of the manifest's files below ``folder`` that are missing or have another size.

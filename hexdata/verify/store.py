@@ -22,6 +22,7 @@ from hexdata.store import Store
 from hexdata.store.disk_space import translate_temporary_disk_full
 from hexdata.store.integrity import BUCKETS_REMOVED, find_damage, rebuild_commands
 from hexdata.store.manifest import Manifest
+from hexdata.verify.games import check_games
 from hexdata.verify.options import VerifyOptions
 from hexdata.verify.shards import check_shards
 from hexdata.verify.shuffled import check_order, check_quality, check_rows
@@ -30,7 +31,6 @@ from hexdata.verify.tables import (
     check_counts,
     check_dense_ids,
     check_files,
-    check_games,
     check_stage,
     check_tables,
 )

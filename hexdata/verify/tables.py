@@ -1,4 +1,4 @@
-"""Verification of the files, row counts, ids and games of a store. Read-only."""
+"""Verification of the files, row counts and ids of a store. Read-only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from hexdata.errors import StoreError, VerifyError
 from hexdata.storage import storage_of
 from hexdata.store import Store
 from hexdata.store.integrity import check_tables as require_tables
-from hexdata.store.session import duckdb_session, read_parquet_sql
-from hexdata.verify.options import VerifyOptions
 from hexdata.verify.stages import FOLDERS
 
-__all__ = ["check_counts", "check_dense_ids", "check_files", "check_games", "check_stage", "check_tables"]
+__all__ = ["check_counts", "check_dense_ids", "check_files", "check_stage", "check_tables"]
 
 
 def check_files(store: Store, damage: Mapping[str, StoreError]) -> str:
@@ -135,37 +133,6 @@ def check_dense_ids(store: Store, table: str, column: str) -> str:
                 raise VerifyError(f"{column}s are not consecutive", path=path, expected=f"from {expected}")
             expected += len(ids)
     return f"0 to {expected - 1:,}" if expected else "none"
-
-
-def check_games(store: Store, options: VerifyOptions) -> str:
-    """Check that each game has its stated number of positions and that equal games are in the same split.
-
-    Each ``game_id`` of a position must exist in the table games, too.
-
-    Raises:
-        VerifyError: a game violates one of these rules.
-    """
-    files, positions = store.files("games"), store.files("positions")
-    if not files:
-        return "none"
-    games = read_parquet_sql(files)
-    with duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con:
-        wrong = con.sql(f"""
-            SELECT coalesce(g.game_id, p.game_id), g.positions, p.n
-            FROM {games} g
-            FULL JOIN (SELECT game_id, count(*) AS n FROM {read_parquet_sql(positions)}
-                       WHERE game_id IS NOT NULL GROUP BY game_id) p USING (game_id)
-            WHERE g.positions IS DISTINCT FROM p.n LIMIT 1""").fetchall()
-        divided = con.sql(f"""
-            SELECT min(game_id), max(game_id) FROM {games}
-            GROUP BY game_hash HAVING count(DISTINCT split) > 1 LIMIT 1""").fetchall()
-    if wrong:
-        game, stated, found = wrong[0]
-        raise VerifyError(f"game {game} has the wrong number of positions", found=found, expected=stated)
-    if divided:
-        games = f"games {divided[0][0]} and {divided[0][1]}"
-        raise VerifyError("duplicates of a game are in different splits", found=games)
-    return f"{store.manifest.counts['games']:,} games have all their positions"
 
 
 def check_stage(store: Store, stage: str) -> str:

@@ -12,6 +12,7 @@ from hexdata.store import Store
 from hexdata.store.columns import select_sql
 from hexdata.store.parquet import open_parquet, read_batches
 from hexdata.store.session import duckdb_session, quote, read_parquet_sql
+from hexdata.verify.games import find_wrong_duplicate
 from hexdata.verify.options import VerifyOptions
 
 __all__ = ["check_game_values", "check_position_values"]
@@ -95,22 +96,10 @@ def check_game_values(store: Store, options: VerifyOptions) -> str:
             found = con.sql(f"SELECT game_id, {name} FROM {games} WHERE {rule} LIMIT 1").fetchall()
             if found:
                 raise _invalid_game(store, found[0], name, expected)
-        found = con.sql(f"""
-            SELECT game_id, position_in_game FROM {read_parquet_sql(store.files("positions"))} p
-            JOIN {games} g USING (game_id) WHERE position_in_game IS NOT NULL AND g.provenance = 'recovered'
-            GROUP BY game_id, position_in_game
-            HAVING count(*) > 1 OR position_in_game >= min(p.total_positions) LIMIT 1""").fetchall()
-        if found:
-            # Only recovered games are checked: plies given by metadata are stored unchanged.
-            expected = "each position of a recovered game once, below its total_positions"
-            raise _invalid_game(store, found[0], "position_in_game", expected)
-        found = con.sql(f"""
-            SELECT g.game_id, g.duplicate_of FROM {games} g LEFT JOIN {games} d ON d.game_id = g.duplicate_of
-            WHERE g.duplicate_of IS NOT NULL AND (d.game_id IS NULL OR d.game_id >= g.game_id
-                OR d.duplicate_of IS NOT NULL OR d.game_hash <> g.game_hash) LIMIT 1""").fetchall()
-        if found:
-            expected = "the first game of the same game_hash, or null if it is this one"
-            raise _invalid_game(store, found[0], "duplicate_of", expected)
+    wrong = find_wrong_duplicate(store, options)
+    if wrong is not None:
+        expected = "the first game of the same game_hash, or null if it is this one"
+        raise _invalid_game(store, wrong, "duplicate_of", expected)
     return f"all values of {store.manifest.counts['games']:,} games are valid"
 
 
