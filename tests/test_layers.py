@@ -54,6 +54,7 @@ LAYERS = {
     "convert": 7,
     "demo": 7,
     "export": 7,
+    "info": 7,
     "live": 7,
     "loader": 7,
     "report": 7,

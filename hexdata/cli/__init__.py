@@ -9,7 +9,21 @@ import sys
 import traceback
 import warnings
 
-from hexdata.cli import browse, convert, demo, export, live, load, report, run, show, shuffle, sql, verify
+from hexdata.cli import (
+    browse,
+    convert,
+    demo,
+    export,
+    info,
+    live,
+    load,
+    report,
+    run,
+    show,
+    shuffle,
+    sql,
+    verify,
+)
 from hexdata.cli.app import INTERRUPTED, Command, app, print_stderr
 from hexdata.errors import ConfigError, HexdataError
 
@@ -19,6 +33,7 @@ for _verb in (
     demo.demo,
     run.run,
     convert.convert,
+    info.info,
     shuffle.shuffle,
     export.export,
     verify.verify,

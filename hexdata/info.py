@@ -1,0 +1,212 @@
+"""Summary of a store: its content, its stages, what is out of date, and the next commands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import pyarrow.compute as pc
+
+from hexdata.schema import SCHEMA_VERSION, SPLITS
+from hexdata.storage import AnyPath, storage_of
+from hexdata.store import Store, store_argument
+from hexdata.store.integrity import rebuild_commands, stage_command
+from hexdata.store.journal import read_journal
+from hexdata.store.parquet import read_parquet
+
+__all__ = ["StageInfo", "StoreInfo", "store_info"]
+
+_FOLDERS: Final = {
+    "convert": ("games", "positions", "sources", "rejected"),
+    "shuffle": ("shuffled",),
+    "export": ("shards",),
+    "pickles-original": ("pickles/original",),
+    "pickles-shuffled": ("pickles/shuffled",),
+}
+"""Folders that each stage writes, relative to the store."""
+_INPUT_STAGE: Final = {"export": "shuffle", "pickles-shuffled": "shuffle"}
+"""The stage whose output a stage reads, for stages that do not read the tables of convert."""
+
+
+@dataclass(frozen=True)
+class StageInfo:
+    """A stage of a store.
+
+    Attributes:
+        stage: "convert", "shuffle", "export", "pickles-original" or "pickles-shuffled".
+        state: "complete"; "outdated" if its input has changed since; "not run"; "interrupted" if a run has
+            begun and not finished; "damaged" if files are missing or have another size.
+        positions: number of positions in its files.
+        files: number of files.
+        bytes: size of the files.
+        finished: end time of the last run in UTC, such as "2026-01-31T12:00:00Z"; None if unknown.
+        command: command line that runs the stage with the same options; None if it has not run.
+    """
+
+    stage: str
+    state: Literal["complete", "outdated", "not run", "interrupted", "damaged"]
+    positions: int
+    files: int
+    bytes: int
+    finished: str | None
+    command: str | None
+
+
+@dataclass(frozen=True)
+class StoreInfo:
+    """The content and the state of a store.
+
+    Attributes:
+        store: path or address of the store.
+        schema_version: version of the tables. Older ones can only be read.
+        board_size: cells along an edge; None for a store without positions.
+        counts: number of rows of the tables sources, games, positions and rejected.
+        bytes: size of all files.
+        files: number of files.
+        splits: number of games of each split; empty if the table of games is damaged.
+        targets: optional columns of the positions, such as "root_value".
+        stages: the stages, in the order in which they run.
+        missing: files that are missing or have another size than recorded.
+        writer: the process that writes to the store now; None if there is none.
+        notes: facts that the user should know, as sentences.
+        steps: (purpose, command line) of each next step, the most urgent first.
+    """
+
+    store: str
+    schema_version: int
+    board_size: int | None
+    counts: dict[str, int]
+    bytes: int
+    files: int
+    splits: dict[str, int]
+    targets: list[str]
+    stages: list[StageInfo]
+    missing: list[str]
+    writer: str | None
+    notes: list[str]
+    steps: list[tuple[str, str]]
+
+
+def store_info(store: str | AnyPath) -> StoreInfo:
+    """Describe a store. Reads its manifest, the sizes of its files and one column of the table of games.
+
+    ``hexdata verify`` checks the contents of the files, too.
+
+    Args:
+        store: folder of the store, or its address in an object store.
+
+    Raises:
+        ConfigError: ``store`` is not a path or a valid address.
+        StoreError: there is no store, or its manifest cannot be read.
+    """
+    opened = Store.open(store)
+    manifest = opened.manifest
+    missing = {stage: _missing(opened, folders) for stage, folders in _FOLDERS.items()}
+    finished = {entry.stage: entry.finished for entry in read_journal(opened.path)}
+    stages = [_stage(opened, stage, bool(missing[stage]), finished.get(stage)) for stage in _FOLDERS]
+    writer = storage_of(opened.path).find_writer()
+    return StoreInfo(
+        store=str(opened.path),
+        schema_version=manifest.schema_version,
+        board_size=manifest.board_size,
+        counts={name: manifest.counts.get(name, 0) for name in ("sources", "games", "positions", "rejected")},
+        bytes=manifest.total_bytes,
+        files=len(manifest.files),
+        splits={} if missing["convert"] else _splits(opened),
+        targets=list(manifest.targets),
+        stages=stages,
+        missing=[name for names in missing.values() for name in names],
+        writer=writer,
+        notes=_notes(opened, stages, writer),
+        steps=_steps(opened, stages, missing),
+    )
+
+
+def _missing(store: Store, folders: tuple[str, ...]) -> list[str]:
+    return [name for folder in folders for name in store.missing(folder)]
+
+
+def _stage(store: Store, stage: str, damaged: bool, finished: str | None) -> StageInfo:
+    lineage = store.manifest.stages.get(stage)
+    files = [facts for folder in _FOLDERS[stage] for facts in store.manifest.files_in(folder).values()]
+    state: Literal["complete", "outdated", "not run", "interrupted", "damaged"] = "complete"
+    if damaged:
+        state = "damaged"
+    elif storage_of(store.work / stage).names():
+        state = "interrupted"
+    elif lineage is None:
+        state = "not run"
+    elif _outdated(store, stage):
+        state = "outdated"
+    positions = 0
+    if lineage is not None:
+        positions = store.manifest.counts.get("positions", 0) if stage == "convert" else lineage["positions"]
+    return StageInfo(
+        stage=stage,
+        state=state,
+        positions=positions,
+        files=len(files),
+        bytes=sum(facts.bytes for facts in files),
+        finished=finished if lineage is not None else None,
+        command=None if lineage is None else stage_command(stage, lineage, str(store.path)),
+    )
+
+
+def _outdated(store: Store, stage: str) -> bool:
+    lineage = store.manifest.stages.get(stage)
+    if lineage is None or stage == "convert":
+        return False
+    before = _INPUT_STAGE.get(stage)
+    return lineage["of"] != store.input_digest(stage) or (before is not None and _outdated(store, before))
+
+
+def _splits(store: Store) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for path in store.files("games"):
+        found = pc.value_counts(read_parquet(path, ["split"])["split"])
+        counts.update({row["values"]: row["counts"] for row in found.to_pylist()})
+    return {split: counts[split] for split in SPLITS if counts[split]}
+
+
+def _notes(store: Store, stages: list[StageInfo], writer: str | None) -> list[str]:
+    notes = [f"{writer} is writing to this store"] if writer else []
+    if store.manifest.schema_version != SCHEMA_VERSION:
+        notes.append(
+            f"the store has schema version {store.manifest.schema_version}, which this release only reads; "
+            "to change it, convert the sources into a new store"
+        )
+    for stage in stages:
+        if stage.state == "outdated":
+            source = "shuffled positions" if stage.stage in _INPUT_STAGE else "positions"
+            notes.append(f"the output of {stage.stage} is older than the {source} of the store")
+    if store.manifest.removed_buckets:
+        notes.append("the buckets of the shuffle were removed by `hexdata export --free-buckets`")
+    return notes
+
+
+def _steps(store: Store, stages: list[StageInfo], missing: dict[str, list[str]]) -> list[tuple[str, str]]:
+    path, states = store_argument(store.path), {stage.stage: stage.state for stage in stages}
+    steps = [("List all damaged files", f"hexdata verify {path}")] if any(missing.values()) else []
+    for stage, state in states.items():
+        if state == "damaged":
+            steps += [
+                (f"Write the files of {stage} again", c) for c in rebuild_commands(store, missing[stage])
+            ]
+        elif state in ("interrupted", "outdated"):
+            again = stage_command(stage, store.manifest.stages.get(stage, {}), str(store.path))
+            purpose = "Finish" if state == "interrupted" else "Repeat"
+            steps.append((f"{purpose} {stage}, with the same options", again))
+        if state == "damaged" and stage == "convert":
+            return steps
+    if not store.manifest.counts.get("positions"):
+        return steps or [("Convert your files", f"hexdata convert INPUT... {path}")]
+    steps.append(("Look at the games", f"hexdata browse {path}"))
+    writable = store.manifest.schema_version == SCHEMA_VERSION
+    if states["shuffle"] == "not run" and writable:
+        steps.append(("Shuffle, to write shards", f"hexdata shuffle {path}"))
+    elif states["shuffle"] == "complete" and states["export"] == "not run" and writable:
+        steps.append(("Write shards", f"hexdata export {path}"))
+    elif states["export"] == "complete":
+        steps.append(("Check all files and the shuffle", f"hexdata verify {path}"))
+    return [*steps, ("Train from it", f"hexdata load {path}")]

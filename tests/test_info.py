@@ -1,0 +1,155 @@
+"""Summary of a store, and ``hexdata info``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.errors import StoreError
+from hexdata.export import ExportOptions, export_shards
+from hexdata.info import StoreInfo, store_info
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.store import Store
+from tests.cli.test_cli import hexdata_run
+from tests.conftest import CopyStore
+
+FROZEN = Path(__file__).parent / "store" / "frozen"
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with shards and one game."""
+    folder = tmp_path_factory.mktemp("info")
+    (folder / "games.trmph").write_text("#5,a1b2c3d4e5 b\n")
+    convert_sources(folder / "games.trmph", folder / "store", ConvertOptions(workers=1, val=0.0, test=0.0))
+    shuffle_store(folder / "store", ShuffleOptions(seed=3, buckets=2, threads=1))
+    export_shards(folder / "store", ExportOptions(workers=1, shard_size=1024, block_size=256))
+    return folder / "store"
+
+
+def states(facts: StoreInfo) -> dict[str, str]:
+    return {stage.stage: stage.state for stage in facts.stages if stage.state != "not run"}
+
+
+def commands(facts: StoreInfo) -> list[str]:
+    return [line.replace(facts.store, "STORE") for _, line in facts.steps]
+
+
+def test_a_converted_store(trmph_store: Path) -> None:
+    facts = store_info(trmph_store)
+    manifest = Store.open(trmph_store).manifest
+    assert (facts.board_size, facts.counts["games"], facts.counts["rejected"]) == (7, 80, 1)
+    assert (facts.counts["sources"], facts.counts["positions"]) == (3, manifest.counts["positions"])
+    assert list(facts.splits) == ["train", "val", "test"]
+    assert sum(facts.splits.values()) == 80
+    assert (facts.bytes, facts.files) == (manifest.total_bytes, len(manifest.files))
+    assert states(facts) == {"convert": "complete"}
+    assert facts.stages[0].finished is not None
+    assert commands(facts) == ["hexdata browse STORE", "hexdata shuffle STORE", "hexdata load STORE"]
+    assert (facts.missing, facts.writer, facts.notes) == ([], None, [])
+
+
+def test_the_stages_of_an_exported_store(exported: Path) -> None:
+    facts = store_info(exported)
+    assert states(facts) == {"convert": "complete", "shuffle": "complete", "export": "complete"}
+    shuffle = facts.stages[1]
+    assert shuffle.positions == 6
+    assert shuffle.bytes == sum(file.stat().st_size for file in exported.glob("shuffled/*/*"))
+    assert commands(facts) == ["hexdata browse STORE", "hexdata verify STORE", "hexdata load STORE"]
+
+
+def test_new_data_makes_later_stages_outdated(exported: Path, copy_store: CopyStore, tmp_path: Path) -> None:
+    store = copy_store(exported)
+    (tmp_path / "more.trmph").write_text("#5,e5d4c3 r\n")
+    convert_sources(tmp_path / "more.trmph", store, ConvertOptions(workers=1, val=0.0, test=0.0))
+    facts = store_info(store)
+    assert states(facts) == {"convert": "complete", "shuffle": "outdated", "export": "outdated"}
+    assert commands(facts)[:2] == [
+        "hexdata shuffle STORE --seed 3 --buckets 2",
+        "hexdata export STORE --shard-size 1024 --block-size 256 --layout blocks",
+    ]
+    assert "older than the positions" in facts.notes[0]
+    for _, line in facts.steps[:2]:
+        assert hexdata_run(*line.split()[1:]).status == 0
+    assert set(states(store_info(store)).values()) == {"complete"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "stage", "command"),
+    [
+        ("shards", "export", "hexdata export STORE --shard-size"),
+        ("shuffled/train", "shuffle", "hexdata shuffle STORE --seed"),
+        ("games", "convert", "hexdata convert INPUT... STORE-again"),
+    ],
+)
+def test_missing_files_come_first(
+    exported: Path, copy_store: CopyStore, folder: str, stage: str, command: str
+) -> None:
+    store = copy_store(exported)
+    damaged = next(file for file in sorted((store / folder).iterdir()) if file.name != "manifest.json")
+    damaged.write_bytes(b"")
+    facts = store_info(store)
+    assert facts.missing == [damaged.relative_to(store).as_posix()]
+    assert states(facts)[stage] == "damaged"
+    assert commands(facts)[0] == "hexdata verify STORE"
+    assert commands(facts)[1].startswith(command)
+    assert bool(facts.splits) == (folder != "games")
+
+
+def test_an_interrupted_stage_is_finished_first(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    work = Path(str(Store.open(store).work)) / "shuffle"
+    work.mkdir(parents=True)
+    (work / "ledger").touch()
+    facts = store_info(store)
+    assert states(facts) == {"convert": "complete", "shuffle": "interrupted"}
+    assert commands(facts)[0] == "hexdata shuffle STORE"
+
+
+def test_a_process_that_writes_is_named(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = Store.open(copy_store(trmph_store))
+    with store.writing("shuffle"):
+        facts = store_info(store.path)
+    assert facts.writer is not None
+    assert "(shuffle)" in facts.writer
+    assert facts.notes[0].startswith(facts.writer)
+
+
+def test_an_older_store_is_only_read() -> None:
+    facts = store_info(FROZEN / "v1_dicts" / "store")
+    assert facts.schema_version == 1
+    assert any("only reads" in note for note in facts.notes)
+    assert not [line for line in commands(facts) if line.startswith(("hexdata shuffle", "hexdata export"))]
+
+
+def test_no_store(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="not a hexdata store"):
+        store_info(tmp_path)
+
+
+def test_the_command_prints_all_of_it(exported: Path) -> None:
+    ran = hexdata_run("info", exported)
+    assert (ran.status, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[:3] == [
+        str(exported),
+        "board size 5, 1 game, 6 positions",
+        "from 1 source file, 0 rejected records",
+    ]
+    assert any(line.startswith("export\tcomplete\t6\t") for line in lines)
+    assert lines[-1].endswith(f"hexdata load {exported}")
+    facts = hexdata_run("info", exported, "--json").facts
+    assert facts == json.loads(json.dumps(facts))
+    assert (facts["board_size"], facts["stages"][1]["state"]) == (5, "complete")
+
+
+def test_the_command_lists_missing_files(exported: Path, copy_store: CopyStore) -> None:
+    store = copy_store(exported)
+    (store / "shards" / "train-000000.tar").unlink()
+    ran = hexdata_run("info", store)
+    assert ran.status == 0
+    assert "recorded: shards/train-000000.tar\n" in ran.out
+    assert "List all damaged files:\n" in ran.out
