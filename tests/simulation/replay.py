@@ -1,0 +1,324 @@
+"""Replays recorded file operations and builds the disks that a power failure may leave.
+
+A disk keeps, for each file and folder, what was synced and what was changed since. POSIX allows any part of
+the changes to be lost: the content of a file and the names in a folder are independent, and a write may be
+stored in part, by sectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+KINDS: Final = (
+    "",
+    "open",
+    "create",
+    "read",
+    "write",
+    "truncate",
+    "sync",
+    "rename",
+    "link",
+    "symlink",
+    "unlink",
+    "rmdir",
+    "mkdir",
+    "list",
+)
+CHANGES: Final = frozenset(("create", "write", "truncate", "sync", "rename", "unlink", "rmdir", "mkdir"))
+"""Operations that change the disk or what is stored of it."""
+CRASHES: Final = ("killed", "lost", "nameless", "empty", "zeros", "torn", "disordered")
+"""What a crash loses: ``killed``: nothing; ``lost``: all that was not synced; ``nameless``: names that were
+not synced; ``empty``: contents that were not synced; ``zeros``: the same, but the sizes are stored; ``torn``:
+any sectors of contents; ``disordered``: any names and any sectors."""
+SECTOR: Final = 512
+_HEAD: Final = struct.Struct("<BBBBIQQQIIIxxxx")
+
+Tree = dict[str, bytes | None]
+"""Content by path; None for a folder."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One recorded operation."""
+
+    number: int
+    kind: str
+    failed: bool
+    is_folder: bool
+    inode: int
+    offset: int
+    length: int
+    path: str
+    other: str
+    data: bytes
+
+
+def read_log(path: Path) -> list[Operation]:
+    """Return the operations that the shim recorded."""
+    log, at, found = path.read_bytes(), 0, []
+    while at < len(log):
+        head = _HEAD.unpack_from(log, at)
+        kind, is_folder, failed, _, number, inode, offset, length, one, two, size = head
+        at += _HEAD.size
+        first, second = log[at : at + one], log[at + one : at + one + two]
+        data = log[at + one + two : at + one + two + size]
+        at += one + two + size
+        texts = [os.fsdecode(text).strip("/") for text in (first, second)]
+        found.append(
+            Operation(number, KINDS[kind], bool(failed), bool(is_folder), inode, offset, length, *texts, data)
+        )
+    return found
+
+
+@dataclass(eq=False)
+class File:
+    """A file: its synced content, and the changes since then."""
+
+    stored: bytes = b""
+    pending: list[Operation] = field(default_factory=list)
+    current: bytearray = field(default_factory=bytearray)
+
+    def apply(self, operation: Operation) -> None:
+        self.pending.append(operation)
+        _change(self.current, operation, operation.data)
+
+    def after_crash(self, crash: str, rng: random.Random) -> bytes:
+        if crash in ("killed", "nameless"):
+            return bytes(self.current)
+        if crash in ("lost", "empty"):
+            return self.stored
+        if crash == "zeros":
+            size = len(self.current)
+            return self.stored[:size].ljust(size, b"\0") if self.pending else bytes(self.current)
+        content, how = bytearray(self.stored), rng.choice(("start", "end", "mixed", "none", "all"))
+        if how != "none":
+            for operation in self.pending:
+                if how == "all" or operation.kind != "write":
+                    if how == "all" or rng.random() < 0.5:
+                        _change(content, operation, operation.data)
+                else:
+                    _tear(content, operation, how, rng)
+        return bytes(content)
+
+
+def _change(content: bytearray, operation: Operation, data: bytes) -> None:
+    if operation.kind == "truncate":
+        del content[operation.length :]
+        content.extend(bytes(operation.length - len(content)))
+    else:
+        content.extend(bytes(max(0, operation.offset - len(content))))
+        content[operation.offset : operation.offset + len(data)] = data
+
+
+def _tear(content: bytearray, operation: Operation, how: str, rng: random.Random) -> None:
+    """Apply some sectors of a write: the first ones, the last ones, or any."""
+    start, stop = operation.offset, operation.offset + len(operation.data)
+    bounds = [start, *range((start // SECTOR + 1) * SECTOR, stop, SECTOR), stop]
+    sectors = list(zip(bounds, bounds[1:], strict=False))
+    cut = rng.randint(0, len(sectors))
+    kept = {"start": sectors[:cut], "end": sectors[cut:]}.get(how)
+    for first, last in [sector for sector in sectors if rng.random() < 0.5] if kept is None else kept:
+        content.extend(bytes(max(0, first - len(content))))
+        content[first:last] = operation.data[first - start : last - start]
+
+
+@dataclass(eq=False)
+class Folder:
+    """A folder: its synced entries, and the changes since then.
+
+    A change sets a name (or removes it, if the entry is None). Changes with one number are of one renaming.
+    """
+
+    stored: dict[str, File | Folder] = field(default_factory=dict)
+    pending: list[tuple[int, str, File | Folder | None]] = field(default_factory=list)
+    current: dict[str, File | Folder] = field(default_factory=dict)
+
+    def set(self, number: int, name: str, entry: File | Folder | None) -> None:
+        self.pending.append((number, name, entry))
+        _set(self.current, name, entry)
+
+    def after_crash(
+        self, crash: str, decisions: dict[int, float], rng: random.Random
+    ) -> Mapping[str, File | Folder]:
+        if crash in ("killed", "empty", "zeros", "torn"):
+            return self.current
+        if crash in ("lost", "nameless"):
+            return self.stored
+        entries = dict(self.stored)
+        for number, name, entry in self.pending:
+            chance = decisions.setdefault(number, rng.random())
+            # Of a renaming, the old name is removed only if the new name is stored, but may also be kept.
+            if chance < 0.4 or (entry is not None and chance < 0.6):
+                _set(entries, name, entry)
+        return entries
+
+
+def _set(entries: dict[str, File | Folder], name: str, entry: File | Folder | None) -> None:
+    if entry is None:
+        entries.pop(name, None)
+    else:
+        entries[name] = entry
+
+
+class Disk:
+    """The files below one folder, as they are after each recorded operation.
+
+    Args:
+        tree: synced files at the start, such as those of a dataset that the command extends.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self.root = Folder()
+        self._files: dict[int, File] = {}
+        for path, content in tree.items():
+            folder, name = self._find(path)
+            entry = Folder() if content is None else File(content, [], bytearray(content))
+            folder.stored[name] = folder.current[name] = entry
+        self.versions: dict[str, set[str]] = {
+            path: {digest(content)} for path, content in tree.items() if content is not None
+        }
+        """Digests of the contents that each file had when it received its name."""
+
+    def _find(self, path: str) -> tuple[Folder, str]:
+        *parents, name = path.split("/")
+        folder = self.root
+        for parent in parents:
+            found = folder.current[parent]
+            assert isinstance(found, Folder)
+            folder = found
+        return folder, name
+
+    def _entry(self, path: str) -> File | Folder:
+        if not path:
+            return self.root
+        folder, name = self._find(path)
+        return folder.current[name]
+
+    def _file(self, operation: Operation) -> File:
+        """Return the open file of an operation: by its inode, since it may have lost its name."""
+        if operation.inode not in self._files:
+            file = self._entry(operation.path)
+            assert isinstance(file, File)
+            self._files[operation.inode] = file
+        return self._files[operation.inode]
+
+    def apply(self, operation: Operation) -> None:
+        """Change the disk as the operation did."""
+        kind, number = operation.kind, operation.number
+        if operation.failed or kind not in CHANGES | {"open", "link", "symlink"}:
+            return
+        if kind in ("create", "mkdir"):
+            folder, name = self._find(operation.path)
+            entry = Folder() if kind == "mkdir" else File()
+            folder.set(number, name, entry)
+            if isinstance(entry, File):
+                self._files[operation.inode] = entry
+        elif kind == "open":
+            if not operation.is_folder:
+                self._files[operation.inode] = self._entry(operation.path)  # type: ignore[assignment]
+        elif kind in ("write", "truncate"):
+            self._file(operation).apply(operation)
+        elif kind == "sync":
+            self._sync(operation)
+        elif kind in ("unlink", "rmdir"):
+            folder, name = self._find(operation.path)
+            folder.set(number, name, None)
+        elif kind == "rename":
+            folder, name = self._find(operation.path)
+            other, new = self._find(operation.other)
+            entry = folder.current[name]
+            other.set(number, new, entry)
+            folder.set(number, name, None)
+            if isinstance(entry, File):
+                self.versions.setdefault(operation.other, set()).add(digest(bytes(entry.current)))
+        else:
+            raise NotImplementedError(f"{kind} of {operation.path}")
+
+    def _sync(self, operation: Operation) -> None:
+        if operation.is_folder:
+            folder = self._entry(operation.path)
+            assert isinstance(folder, Folder)
+            folder.stored, folder.pending = dict(folder.current), []
+        else:
+            file = self._file(operation)
+            file.stored, file.pending = bytes(file.current), []
+
+    def after_crash(self, crash: str, seed: str, running: Operation | None = None) -> Tree:
+        """Return the files that a crash leaves.
+
+        Args:
+            crash: what is lost, one of ``CRASHES``.
+            seed: text that determines what is lost.
+            running: operation during which the crash happens; a write of it may be stored in part.
+        """
+        rng, decisions = random.Random(seed), dict[int, float]()
+        torn = None
+        if running is not None and running.kind == "write" and not running.failed:
+            torn = self._file(running)
+            kept = running.data[: len(running.data) // 2] if crash == "killed" else running.data
+            before = bytes(torn.current), list(torn.pending)
+            torn.apply(
+                Operation(
+                    running.number,
+                    "write",
+                    False,
+                    False,
+                    0,
+                    running.offset,
+                    len(kept),
+                    running.path,
+                    "",
+                    kept,
+                )
+            )
+        tree: Tree = dict(self._walk(self.root, "", crash, decisions, rng))
+        if torn is not None:
+            torn.current, torn.pending = bytearray(before[0]), before[1]
+        return tree
+
+    def _walk(
+        self, folder: Folder, path: str, crash: str, decisions: dict[int, float], rng: random.Random
+    ) -> Iterator[tuple[str, bytes | None]]:
+        for name, entry in sorted(folder.after_crash(crash, decisions, rng).items()):
+            if isinstance(entry, Folder):
+                yield path + name, None
+                yield from self._walk(entry, f"{path}{name}/", crash, decisions, rng)
+            else:
+                yield path + name, entry.after_crash(crash, rng)
+
+
+def digest(data: bytes) -> str:
+    """Return the SHA-256 of some bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_tree(folder: Path) -> Tree:
+    """Return the files and folders below a folder."""
+    return {
+        path.relative_to(folder).as_posix(): None if path.is_dir() else path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def write_tree(tree: Tree, folder: Path) -> None:
+    """Write the files and folders below a new folder."""
+    folder.mkdir(parents=True)
+    for path, content in tree.items():
+        if content is None:
+            (folder / path).mkdir(exist_ok=True)
+        else:
+            (folder / path).write_bytes(content)
+
+
+def tree_digest(tree: Tree) -> str:
+    """Return a digest of a tree. Temporary names, which are random, count by their content."""
+    facts = sorted(f"{path} {'-' if content is None else digest(content)}" for path, content in tree.items())
+    return digest("\n".join(facts).encode())
