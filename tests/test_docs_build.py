@@ -22,10 +22,10 @@ from hexdata.pipeline import Config
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-DOCUMENTS = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+DOCUMENTS = sorted([ROOT / "CHANGELOG.md", ROOT / "README.md", *DOCS.rglob("*.md")])
 
 INTERNAL = {
-    *("browse", "checks", "config", "formats", "games", "pool"),
+    *("browse", "checks", "config", "extras", "formats", "games", "pool"),
     *("retry", "schema", "store", "strict_json", "system", "text"),
 }
 """Packages and modules that are not for users."""

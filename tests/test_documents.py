@@ -40,8 +40,8 @@ from hexdata.cli import app
 from hexdata.errors import HexdataError
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("README.md"), *(ROOT / "docs").rglob("*.md")])
-PLAIN = {"json", "mermaid", "sql", "text", "{eval-rst}", "{toctree}"}
+DOCUMENTS = sorted([ROOT / "CHANGELOG.md", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PLAIN = {"json", "mermaid", "sql", "text", "{eval-rst}", "{include}", "{toctree}"}
 """Languages of blocks that are not run, except ``sql`` with a store; Sphinx runs its own blocks."""
 OPTIONAL = {"jax": "jax", "torch": "torch", "hexdata.webdataset": "torch"}
 """Parts of names in imports, and the libraries without which the blocks that import them are skipped."""
@@ -50,7 +50,7 @@ OWN_PROCESSES = {"README.md"}
 LONGEST_COMMAND = 300.0
 """Seconds after which a command is considered to hang."""
 
-FENCE = re.compile(r"^ *```(?P<language>\w*|\{[\w-]+\})\s*$")
+FENCE = re.compile(r"^ *```(?P<language>\w*|\{[\w-]+\})( [./\w]+)?\s*$")
 DEMO = re.compile(r"hexdata demo( hexdata-demo)?( --games \d+)?")
 """A demo that may be copied: it writes the folder ``hexdata-demo`` with the same bytes every time."""
 DEMO_GAMES = 64
