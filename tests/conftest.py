@@ -200,6 +200,7 @@ SLOW_FILES = frozenset(
         "test_notebooks.py",
         "test_object_stores.py",
         "test_order.py",
+        "test_packages.py",
         "test_pipeline.py",
         "test_second_server.py",
         "test_system.py",
