@@ -33,7 +33,7 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:class",
-        r"Batch|Tensor|TensorBatch|tuple\[.*|[a-z]+|hexdata\.order\.Item|hexdata\.retry\.T|hexdata\.store\.Store",
+        r"Batch|Tensor|TensorBatch|tuple\[.*|[a-z]+|hexdata\.order\.Item|hexdata\.retry\.T|hexdata\.store\.Store|hexdata\.strict_json\.Within",
     ),
     (r"py:.*", r"hexdata\.\w+\.[a-z]\w*\..*"),
     # Sphinx cannot resolve signatures with AnyPath, part of which exists only for the type checker.

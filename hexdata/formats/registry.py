@@ -64,7 +64,7 @@ class SourceFormat:
 
     Attributes:
         name: Name of the format in messages: lower-case letters, digits and hyphens, such as "trmph".
-        patterns: Name patterns in lower case of the files that are read in a folder, such as "*.trmph.gz".
+        patterns: Name patterns, in lower case, of files that are read in a folder, such as ``"*.trmph.gz"``.
         matches: Function of the first bytes of a file, decompressed (at most 65,536; empty for an empty
             file), and of its name. Returns whether the file has this format.
         open: Function that opens a file and returns its reader.

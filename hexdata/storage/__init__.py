@@ -1,6 +1,6 @@
 """Files and folders on local disks and in object stores: ``s3://…``, ``gs://…`` and ``az://…``.
 
-:func:`storage_of` returns the :class:`Storage` of a path, the one interface for both kinds. This package
+``storage_of`` returns the ``Storage`` of a path, the one interface for both kinds. This package
 handles addresses and bytes only, not the formats of stores, shards or games. Local paths remain
 ``pathlib.Path``.
 """
