@@ -16,7 +16,7 @@ from hexdata.report.charts import (
 from hexdata.report.facts import SPLIT, ReportFacts
 from hexdata.report.page import PageTable, Section
 from hexdata.report.spread import Spread
-from hexdata.report.verdict import number, unmeasured_reason
+from hexdata.report.verdict import batch_sentence, number, unmeasured_reason
 from hexdata.text import count_of
 
 __all__ = ["mixing_sections"]
@@ -126,7 +126,7 @@ def _batches(quality: Quality) -> Section:
     return Section(
         "batches",
         "Pairs of the same game in a batch",
-        _found_pairs(figures[0]),
+        _found_pairs(quality),
         "Two positions of the same game are similar, so a batch with many such pairs contains less "
         "information. The teal dot should be on the line, which is the expected number, and far to the left "
         "of the orange dot.",
@@ -135,15 +135,15 @@ def _batches(quality: Quality) -> Section:
     )
 
 
-def _found_pairs(figure: Figure) -> str:
-    if not figure.expected or figure.after is None or figure.before is None:
-        return "No game has two positions, so no batch contains a pair of the same game."
-    if not figure.after:
-        return "A batch of 256 contains no pair of the same game."
-    times = figure.before / figure.after
-    found, expected = number(figure.after), number(figure.expected)
-    text = f"A batch of 256 contains {found} pairs of the same game; a random shuffle has {expected}."
-    return text + (f" The input order had {number(times)} times as many." if times > 1.5 else "")
+def _found_pairs(quality: Quality) -> str:
+    figure = quality["batch-256"]
+    if not figure.judged or figure.after is None or figure.before is None or figure.expected is None:
+        return batch_sentence(quality)
+    found, expected, before = map(number, (figure.after, figure.expected, figure.before))
+    return (
+        f"{batch_sentence(quality)} Of the 32,640 pairs of positions in a batch, {found} are of the same "
+        f"game on average; {expected} are expected. In the input order, {before} are."
+    )
 
 
 def _before_after(caption: str, figures: Sequence[Figure]) -> PageTable:

@@ -15,6 +15,7 @@ from hexdata.units import format_bytes
 __all__ = [
     "Answer",
     "Verdict",
+    "batch_sentence",
     "duplicate_games",
     "game_sentences",
     "judge",
@@ -55,7 +56,7 @@ class Verdict:
         level: the worst level of the answers.
         headline: the summary in one sentence.
         answers: answers to three questions: shuffled, complete, anything unusual.
-        todo: (purpose, command) of each next step, the most urgent first.
+        todo: (purpose, command or line of Python) of each next step, the most urgent first.
     """
 
     level: Level
@@ -180,11 +181,12 @@ def game_sentences(facts: ReportFacts) -> str:
     """Return sentences about the positions of a game in a batch, if it is measured, and in an epoch."""
     if facts.quality is None:
         return _in_an_epoch(facts)
-    met = _in_a_batch(facts.quality)
+    met = batch_sentence(facts.quality)
     return f"{met} {_in_an_epoch(facts, still='a game meets itself' in met)}".strip()
 
 
-def _in_a_batch(quality: Quality) -> str:
+def batch_sentence(quality: Quality) -> str:
+    """Return the sentence that compares how often a game meets itself in a batch with a random shuffle."""
     pairs, neighbours = quality[f"batch-{_BATCH}"], quality["neighbours-1"]
     uniform = quality.reference == "the split in uniform order"
     if not pairs.after and not pairs.expected:
@@ -358,7 +360,7 @@ def _todo(facts: ReportFacts, answers: list[Answer]) -> list[tuple[str, str]]:
         return [("Convert your files", f"hexdata convert INPUT... {store}")]
     if shuffle is None:
         if complete.level != "bad":
-            steps.append(("Train from its games", f"hexdata load {store}"))
+            steps.append(("Train from its games, in Python", f"Loader({facts.location!r})"))
         steps.append(("Shuffle it, to write shards", f"hexdata shuffle {store}"))
     elif not shuffle.fresh:
         steps.append(
@@ -371,7 +373,9 @@ def _todo(facts: ReportFacts, answers: list[Answer]) -> list[tuple[str, str]]:
         steps.append(("Write shards for training", f"hexdata export {store}"))
     if _export(facts) and "bad" not in (complete.level, shuffled.level):
         steps.append(("Check all files, if this store was copied", f"hexdata verify {store}"))
-        steps.append(("Train from it", f"hexdata load {store}"))
+        steps.append(("Train from it, in Python", f"Loader({facts.location!r})"))
+    if complete.level != "bad":
+        steps.append(("Look at its games and openings", f"hexdata browse {store}"))
     return steps
 
 

@@ -182,7 +182,8 @@ def test_singular_and_plural(tmp_path: Path) -> None:
     assert [command for _, command in report.verdict.todo] == [
         f"hexdata shuffle {tmp_path}/store --dedup symmetric",
         f"hexdata verify {tmp_path}/store",
-        f"hexdata load {tmp_path}/store",
+        f"Loader('{tmp_path}/store')",
+            f"hexdata browse {tmp_path}/store",
     ]
 
 
@@ -215,7 +216,7 @@ def test_a_converted_store_can_be_trained_from_or_shuffled(trmph_store: Path, co
     assert levels(report) == ["note", "good", "note"]
     assert report.verdict.headline == "Converted and complete. Not shuffled yet."
     assert report.verdict.todo[:2] == [
-        ("Train from its games", f"hexdata load {store}"),
+        ("Train from its games, in Python", f"Loader({str(store)!r})"),
         ("Shuffle it, to write shards", f"hexdata shuffle {store}"),
     ]
     assert "1 record was rejected" in page.said
