@@ -66,7 +66,8 @@ class Studio:
 
         Args:
             name: name of the file.
-            first, last: selectors of the first and the last element that are saved. Default: the whole page.
+            first: selector of the first element that is saved. Default: the whole page.
+            last: selector of the last one. Default: the first.
             trim: whether to remove white margins.
         """
         picture = Image.open(io.BytesIO(self.browser.screenshot())).convert("RGB")
@@ -85,20 +86,20 @@ class Studio:
 
 
 def shuffle(studio: Studio) -> None:
-    """Write six neighbours before the shuffle, and six after it."""
-    query = "SELECT position_id FROM shuffled WHERE split = 'train' LIMIT 6"
+    """Write four neighbours before the shuffle, and four after it."""
+    query = "SELECT position_id FROM shuffled WHERE split = 'train' LIMIT 4"
     with run_query(studio.store, query) as result:
         after = [row["position_id"] for batch in result.batches for row in batch.to_pylist()]
     orders = {
-        "Before the shuffle <span>six consecutive positions: one game</span>": list(range(440, 446)),
-        "After the shuffle <span>six consecutive positions: six games</span>": after,
+        "Before the shuffle <span>four consecutive positions: one game</span>": list(range(440, 444)),
+        "After the shuffle <span>four consecutive positions: four games</span>": after,
     }
     parts = []
     for heading, numbers in orders.items():
         positions = [hexdata.read_position(studio.store, number) for number in numbers]
-        assert len({position.game_id for position in positions}) in (1, 6)
+        assert len({position.game_id for position in positions}) in (1, 4)
         parts += [f"<h1>{heading}</h1>", _film(positions, heading)]
-    studio.open_parts(*parts, width=1240)
+    studio.open_parts(*parts, width=840)
     studio.save("shuffle.png", trim=True)
 
 
@@ -107,7 +108,7 @@ def _film(positions: list[Position], title: str) -> str:
         replace(position.diagram(), caption=[f"game {position.game_id}, move {position.ply}"])
         for position in positions
     ]
-    return film_svg(frames, columns=6, title=title)
+    return film_svg(frames, columns=4, title=title)
 
 
 def show_board(studio: Studio) -> None:

@@ -183,7 +183,7 @@ def test_singular_and_plural(tmp_path: Path) -> None:
         f"hexdata shuffle {tmp_path}/store --dedup symmetric",
         f"hexdata verify {tmp_path}/store",
         f"Loader('{tmp_path}/store')",
-            f"hexdata browse {tmp_path}/store",
+        f"hexdata browse {tmp_path}/store",
     ]
 
 
