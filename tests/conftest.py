@@ -23,11 +23,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from hexdata.board import pack_boards
+from hexdata.cards import CARDS
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo.games import make_games
 from hexdata.formats.trmph import write_trmph
 from hexdata.policy import SparsePolicies
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
+from hexdata.sql import DATABASE_NAME
 from hexdata.storage import as_path, lock, retry
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
@@ -63,6 +65,9 @@ BOARD_SIZE = 5
 CELLS = BOARD_SIZE * BOARD_SIZE
 
 DemoTrmph = Callable[..., list[Path]]
+DERIVED = frozenset({DATABASE_NAME, *CARDS})
+"""Files that a stage writes from the manifest, and only on a disk. They are not in the manifest."""
+
 StoreBytes = Callable[[Path], dict[str, str]]
 WriteOddStore = Callable[..., Path]
 CopyStore = Callable[..., Path]

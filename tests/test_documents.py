@@ -43,7 +43,9 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "CHANGELOG.md", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PLAIN = {"json", "mermaid", "sql", "text", "{eval-rst}", "{include}", "{toctree}"}
 """Languages of blocks that are not run, except ``sql`` with a store; Sphinx runs its own blocks."""
-OPTIONAL = {"jax": "jax", "torch": "torch", "hexdata.webdataset": "torch"}
+OPTIONAL = {name: name for name in ("datasets", "jax", "pandas", "polars", "torch")} | {
+    "hexdata.webdataset": "torch"
+}
 """Parts of names in imports, and the libraries without which the blocks that import them are skipped."""
 OWN_PROCESSES = {"README.md"}
 """Documents of which each command runs in a process of its own."""

@@ -49,6 +49,7 @@ LAYERS = {
     "selection": 5,
     "shards": 5,
     "batch": 6,
+    "cards": 6,
     "quality": 6,
     "sql": 6,
     "convert": 7,

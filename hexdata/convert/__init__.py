@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hexdata.cards import write_cards
 from hexdata.checks import check_location, check_options
 from hexdata.convert.inputs import find_sources
 from hexdata.convert.options import ConvertOptions, ConvertResult
@@ -71,6 +72,7 @@ def convert_sources(
         with arrow_system_memory():
             result = ConvertRun(target, options, progress, engine, files, listed).convert()
         write_database(target)
+        write_cards(target)
         if result.sources:
             watched.finish(positions=result.positions, bytes=target.manifest.total_bytes - before)
         return result

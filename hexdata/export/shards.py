@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
+from hexdata.cards import write_cards
 from hexdata.checks import check_choice, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
@@ -228,6 +229,7 @@ def export_shards(
             export = _ShardExport(target, settings, progress, engine)
             resumed, already_done = export.run()
         write_database(target)
+        write_cards(target)
         lineage = target.manifest.stages["export"]
         result = ExportResult(
             positions=lineage["positions"],

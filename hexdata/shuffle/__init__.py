@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from hexdata.cards import write_cards
 from hexdata.checks import check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
@@ -94,6 +95,7 @@ def shuffle_store(
         run = ShuffleRun(target, options, progress, retry or RetryPolicy(), engine, restore)
         result = run.shuffle()
         write_database(target)
+        write_cards(target)
         if not result.already_done:
             entry.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)
         return result

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hexdata.cards import CARDS
 from hexdata.errors import StoreError, VerifyError
 from hexdata.storage import storage_of
 from hexdata.store import Store
@@ -38,7 +39,7 @@ def check_files(store: Store, damage: Mapping[str, StoreError]) -> str:
     }
     if damage:
         raise _damage_error(store, list(damage.values()))
-    if unlisted := sorted(existing - set(store.manifest.files)):
+    if unlisted := sorted(existing - set(store.manifest.files) - set(CARDS)):
         raise VerifyError(
             "the store contains files that are not in the manifest",
             path=store.path,

@@ -19,6 +19,7 @@ from hexdata.convert import ConvertOptions, ConvertResult, convert_sources
 from hexdata.demo.games import DemoGame, make_games
 from hexdata.progress import SILENT, Progress
 from hexdata.store import Store
+from tests.conftest import DERIVED
 from tests.legacy_pickles import Player, Winner, save_pickle
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -117,10 +118,10 @@ class Converted:
     def files(self) -> dict[str, bytes]:
         """Return the content of every file of the store by relative path, including unfinished work.
 
-        The lock, the journal and the database, which is written from the manifest, are excluded.
+        The lock, the journal and the files that are written from the manifest are excluded.
         """
         paths = {path.relative_to(self.path).as_posix(): path for path in sorted(self.path.rglob("*"))}
-        others = {".lock", "hexdata.duckdb", "logs/stages.jsonl"}
+        others = {".lock", "logs/stages.jsonl", *DERIVED}
         return {
             file_name: p.read_bytes()
             for file_name, p in paths.items()

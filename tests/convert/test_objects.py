@@ -34,6 +34,7 @@ from hexdata.progress import Silent
 from hexdata.retry import RetryPolicy
 from hexdata.storage import address, as_path, storage_of
 from hexdata.store import Store
+from tests.conftest import DERIVED
 from tests.convert.kill_convert import running_processes
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
 KILL_CONVERT = Path(__file__).parent / "kill_convert.py"
 ROOT = Path(__file__).parents[2]
 OPTIONS = ConvertOptions(workers=1, max_reject_rate=1.0)
-HERE_ALONE = {"hexdata.duckdb"}
-"""Files that only a store on a disk has."""
 
 
 @pytest.fixture
@@ -99,7 +98,7 @@ def bytes_of(store: UPath) -> dict[str, str]:
 
 
 def bytes_here(store: Path, store_bytes: StoreBytes) -> dict[str, str]:
-    return {name: digest for name, digest in store_bytes(store).items() if name not in HERE_ALONE}
+    return {name: digest for name, digest in store_bytes(store).items() if name not in DERIVED}
 
 
 @pytest.fixture

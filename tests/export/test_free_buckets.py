@@ -21,6 +21,7 @@ from hexdata.storage import storage_of
 from hexdata.store import Store
 from hexdata.store.files import write_bytes
 from hexdata.verify import verify_store
+from tests.conftest import DERIVED
 from tests.ledger_units import read_units
 
 if TYPE_CHECKING:
@@ -86,10 +87,10 @@ def test_the_shards_are_those_of_a_plain_export(plain: Path, freed: Path, store_
     expected = {
         name: digest
         for name, digest in store_bytes(plain).items()
-        if not name.startswith("shuffled/") and name not in ("manifest.json", "hexdata.duckdb")
+        if not name.startswith("shuffled/") and name not in ("manifest.json", *DERIVED)
     }
     found = store_bytes(freed)
-    assert found.keys() == {*expected, "manifest.json", "hexdata.duckdb"}
+    assert found.keys() == {*expected, "manifest.json", *DERIVED}
     assert {name: found[name] for name in expected} == expected
     before, after = Store.open(plain).manifest, Store.open(freed).manifest
     assert after.stages["export"] == before.stages["export"]
@@ -256,7 +257,7 @@ def test_an_object_store_is_freed_too(
     assert (result.resumed, result.buckets_removed) == (4, len(left))
     expected = store_bytes(freed)
     found = {name for name in storage_of(store).files() if not name.startswith((".", "logs/"))}
-    assert found | {"hexdata.duckdb"} == expected.keys()
+    assert found | DERIVED == expected.keys()
     for name in ("manifest.json", "shards/manifest.json"):
         assert hashlib.sha256((store / name).read_bytes()).hexdigest() == expected[name]
 

@@ -18,6 +18,7 @@ from hexdata.export import ExportOptions, export_shards
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
 from hexdata.store import Store
+from tests.conftest import DERIVED
 from tests.object_store import Fault
 
 if TYPE_CHECKING:
@@ -28,13 +29,11 @@ if TYPE_CHECKING:
 
 SHUFFLE = ShuffleOptions(seed=5, buckets=6, threads=2)
 EXPORT = ExportOptions(shard_size=256, block_size=64, workers=1)
-LOCAL_ONLY = {"hexdata.duckdb"}
-"""Files that only a store on a disk has."""
 
 
 def put_store(local: Path, remote: UPath) -> None:
     for path in local.rglob("*"):
-        if path.is_file() and path.name != "hexdata.duckdb":
+        if path.is_file() and path.relative_to(local).as_posix() not in DERIVED:
             (remote / path.relative_to(local).as_posix()).write_bytes(path.read_bytes())
 
 
@@ -61,7 +60,7 @@ def expected(trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes) 
     store = copy_store(trmph_store)
     shuffle_store(store, SHUFFLE)
     export_shards(store, EXPORT)
-    return {name: digest for name, digest in store_bytes(store).items() if name not in LOCAL_ONLY}
+    return {name: digest for name, digest in store_bytes(store).items() if name not in DERIVED}
 
 
 def test_the_bytes_are_the_same_as_on_a_disk(remote: UPath, expected: dict[str, str], tmp_path: Path) -> None:

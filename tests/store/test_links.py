@@ -59,6 +59,8 @@ FILES = [
     ".lock",
     "manifest.json",
     "hexdata.duckdb",
+    "README.md",
+    "croissant.json",
     ".hexdata.duckdb.123.tmp",
     "logs/shuffle.log",
     "logs/stages.jsonl",
