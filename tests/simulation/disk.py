@@ -5,8 +5,8 @@
     python tests/simulation/disk.py all
 
 The first line is one case: a run is named by command, size, operation, fault and seed. Without ``--at``, all
-operations are taken in turn, without ``--fault`` all faults. Operations are those on files below the folder of
-the run, numbered from 0. ``shim.c`` counts them below Python, Arrow and DuckDB, so it needs Linux and a C
+operations are taken in turn, without ``--fault`` all faults. Operations are those on files below the folder
+of the run, numbered from 0. ``shim.c`` counts them below Python, Arrow and DuckDB, so it needs Linux and a C
 compiler.
 
 Errors (``eio``, ``enospc``, ``eintr``, ``short``, and ``...-lasting`` for all operations from then on) are
@@ -42,7 +42,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(TESTS.parent))
 
 from hexdata.errors import HexdataError  # noqa: E402
-from tests.simulation.commands import COMMANDS, prepare  # noqa: E402
+from tests.simulation.commands import COMMANDS  # noqa: E402
 from tests.simulation.replay import (  # noqa: E402
     CHANGES,
     CRASHES,
@@ -68,7 +68,6 @@ _REACHED: Final = {
     "short": ("read", "write"),
 }
 """Kinds of operations that an error may concern, if not all."""
-_IMPORTANT: Final = ("create", "write", "truncate", "sync", "rename", "unlink", "rmdir", "mkdir")
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def _run_here(
 
 
 def _is_published(path: str) -> bool:
-    """Return whether a file below the working directory is a result: not hidden, no log, no temporary file."""
+    """Return whether a file below the working directory is a result: not hidden and no log."""
     parts = path.split("/")
     return (
         parts[0] in ("store", "demo", "run") and "logs" not in parts and not any(p[0] == "." for p in parts)
@@ -397,7 +396,7 @@ def _check_share(simulation: Simulation, cases: list[Case], job: int, jobs: int,
         for case in [case for case in cases if case.fault not in CRASHES][job::jobs]:
             if wrong := simulation.check(case, place):
                 answer({"case": asdict(case), "wrong": wrong[-3000:]})
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - the parent reports it
         traceback.print_exc()
         os._exit(1)
     answer({"counts": simulation.counts})

@@ -8,11 +8,12 @@ stored in part, by sectors.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import random
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -122,7 +123,7 @@ def _tear(content: bytearray, operation: Operation, how: str, rng: random.Random
     """Apply some sectors of a write: the first ones, the last ones, or any."""
     start, stop = operation.offset, operation.offset + len(operation.data)
     bounds = [start, *range((start // SECTOR + 1) * SECTOR, stop, SECTOR), stop]
-    sectors = list(zip(bounds, bounds[1:], strict=False))
+    sectors = list(itertools.pairwise(bounds))
     cut = rng.randint(0, len(sectors))
     kept = {"start": sectors[:cut], "end": sectors[cut:]}.get(how)
     for first, last in [sector for sector in sectors if rng.random() < 0.5] if kept is None else kept:
@@ -265,20 +266,7 @@ class Disk:
             torn = self._file(running)
             kept = running.data[: len(running.data) // 2] if crash == "killed" else running.data
             before = bytes(torn.current), list(torn.pending)
-            torn.apply(
-                Operation(
-                    running.number,
-                    "write",
-                    False,
-                    False,
-                    0,
-                    running.offset,
-                    len(kept),
-                    running.path,
-                    "",
-                    kept,
-                )
-            )
+            torn.apply(replace(running, data=kept))
         tree: Tree = dict(self._walk(self.root, "", crash, decisions, rng))
         if torn is not None:
             torn.current, torn.pending = bytearray(before[0]), before[1]
