@@ -25,7 +25,7 @@ DOCS = ROOT / "docs"
 DOCUMENTS = sorted([ROOT / "CHANGELOG.md", ROOT / "README.md", *DOCS.rglob("*.md")])
 
 INTERNAL = {
-    *("browse", "checks", "config", "extras", "games", "pool"),
+    *("browse", "cards", "checks", "config", "extras", "games", "pool"),
     *("retry", "schema", "store", "strict_json", "system", "text"),
 }
 """Packages and modules that are not for users."""
