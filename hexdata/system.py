@@ -26,6 +26,7 @@ __all__ = [
     "has_ended",
     "is_cached",
     "kill_group",
+    "line_editor",
     "lock_file",
     "peak_resident_bytes",
     "read_at",
@@ -234,6 +235,15 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
         if os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, signal.SIGKILL)
     process.kill()
+
+
+def line_editor() -> Any | None:
+    """Return the module ``readline``; None where Python is built without it, as on Windows."""
+    try:
+        import readline
+    except ImportError:
+        return None
+    return readline
 
 
 def is_cached(file: IO[bytes], offset: int) -> bool:

@@ -24,7 +24,7 @@ from hexdata.cli import (
     sql,
     verify,
 )
-from hexdata.cli.app import INTERRUPTED, Command, app, print_stderr
+from hexdata.cli.app import INTERRUPTED, Command, app, print_error, print_stderr
 from hexdata.errors import ConfigError, HexdataError
 
 __all__ = ["app", "main"]
@@ -54,9 +54,11 @@ def main() -> None:
             warnings.showwarning = _as_note
             app(prog_name="hexdata")
     except ConfigError as error:
-        _fail(error, 2)
+        print_error(error)
+        sys.exit(2)
     except HexdataError as error:
-        _fail(error, 1)
+        print_error(error)
+        sys.exit(1)
     except KeyboardInterrupt:  # before the command has started
         print_stderr(f"hexdata: {INTERRUPTED}")
         sys.exit(130)
@@ -80,15 +82,3 @@ def _print_traceback(error: Exception) -> None:
 def _as_note(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning like a note, without the line of code that raised it."""
     print_stderr(f"note: {message}")
-
-
-def _fail(error: HexdataError, status: int) -> None:
-    first, *others = error.report()
-    print_stderr(f"hexdata: {first}")
-    if others:
-        from hexdata.cli.render import Output
-
-        output = Output(as_json=False)
-        for line in others:
-            output.note_line(line, wrap=line not in error.commands)
-    sys.exit(status)

@@ -18,6 +18,7 @@ from hexdata.text import printable
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
     from hexdata.engine import Engine
+    from hexdata.errors import HexdataError
     from hexdata.progress_bar import ProgressBar
     from hexdata.storage import AnyPath
 else:
@@ -40,6 +41,7 @@ __all__ = [
     "app",
     "command",
     "parse_path",
+    "print_error",
     "print_stderr",
     "prints_to_stderr",
     "using_engine",
@@ -60,6 +62,18 @@ _RANGES: Final = (
 def print_stderr(message: str) -> None:
     """Print one line to standard error, with control characters escaped."""
     sys.stderr.write(f"{printable(message)}\n")
+
+
+def print_error(error: HexdataError) -> None:
+    """Print an error, its lines, hint and commands to standard error."""
+    first, *others = error.report()
+    print_stderr(f"hexdata: {first}")
+    if others:
+        from hexdata.cli.render import Output
+
+        output = Output(as_json=False)
+        for line in others:
+            output.note_line(line, wrap=line not in error.commands)
 
 
 class _Group(TyperGroup):

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from textwrap import wrap as wrap_text
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 
 import typer
 from rich.console import Console
@@ -20,7 +20,10 @@ from rich.console import Console
 from hexdata.cli.tables import lay_out
 from hexdata.text import printable
 
-__all__ = ["Output", "console"]
+__all__ = ["Output", "console", "is_terminal"]
+
+_MIN_WIDTH: Final = 20
+"""Texts are not wrapped to fewer characters."""
 
 
 def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
@@ -31,7 +34,7 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
         soft_wrap: do not wrap long lines. Default True.
     """
     return Console(
-        force_terminal=_is_terminal(sys.stderr if stderr else sys.stdout),
+        force_terminal=is_terminal(sys.stderr if stderr else sys.stdout),
         color_system="256" if os.environ.get("FORCE_COLOR") else "auto",
         stderr=stderr,
         soft_wrap=soft_wrap,
@@ -41,10 +44,10 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
     )
 
 
-def _is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal. Unlike rich, ignores ``FORCE_COLOR``."""
+def is_terminal(*streams: TextIO | None) -> bool:
+    """Return whether all streams are terminals. Unlike rich, ignores ``FORCE_COLOR``."""
     try:
-        return stream is not None and stream.isatty()
+        return all(stream is not None and stream.isatty() for stream in streams)
     except ValueError:  # the stream is closed
         return False
 
@@ -124,8 +127,15 @@ class Output:
         self.err.print(f"hexdata: {printable(message)}", style="bold red")
 
     def note(self, message: str) -> None:
-        """Print a note to standard error."""
-        self.err.print(f"note: {printable(message)}")
+        """Print a note to standard error. On a terminal, it is wrapped at spaces."""
+        text = f"note: {printable(message)}"
+        self.err.print("\n".join(self._wrapped(text)) if self.err.is_terminal else text)
+
+    def _wrapped(self, text: str) -> list[str]:
+        width = max(self.err.width, _MIN_WIDTH)
+        return wrap_text(
+            text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        ) or [text]
 
     def note_line(self, message: str, *, wrap: bool = True) -> None:
         """Print a further line of a note or an error, indented, to standard error.
@@ -141,5 +151,4 @@ class Output:
         elif message.startswith("  "):
             self.err.print(text, no_wrap=True, soft_wrap=False, overflow="ellipsis")
         else:
-            lines = wrap_text(text, self.err.width, subsequent_indent="  ", break_long_words=False)
-            self.err.print("\n".join(lines))
+            self.err.print("\n".join(self._wrapped(text)))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from hexdata.cli.app import AnyPath, Memory, Store, Threads, parse_path
 from hexdata.errors import ConfigError
+from hexdata.text import count_of
 from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hexdata.cli.render import Output
     from hexdata.sql import QueryResult
 
@@ -29,13 +34,20 @@ _COUNTED_ROWS: Final = 1_000_000
 def sql(
     store: Store,
     query: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="QUERY",
-            help="A SELECT statement, a named query as @NAME, or @ to list the named queries.",
+            help="A SELECT statement, a named query as @NAME, @ to list the named queries, or - to read the "
+            "query from standard input. Without it, a terminal shows a prompt.",
             show_default=False,
         ),
-    ],
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file", "-f", metavar="FILE", help="Read the query from a text file.", show_default=False
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON array with one object per row, one per line.")
     ] = False,
@@ -65,40 +77,115 @@ def sql(
         hexdata sql store "SELECT winner, count(*) FROM games GROUP BY winner"
         hexdata sql store @first_moves
         hexdata sql store "FROM games" --csv > games.csv
+        hexdata sql store -f query.sql
+        hexdata sql store
     """
-    from hexdata.cli.render import Output
+    from hexdata.cli.render import Output, is_terminal
     from hexdata.pool import memory_limit
-    from hexdata.sql import json_rows, named_queries, run_query, save_parquet, write_csv
+    from hexdata.sql import run_query
     from hexdata.storage import translate_errors
 
-    if as_json + as_csv + (parquet is not None) > 1:
+    formats = as_json + as_csv + (parquet is not None)
+    if formats > 1:
         raise ConfigError("more than one output format", expected="one of --json, --csv and --parquet")
-    output = Output(as_json)
-    if query == _LIST:
-        _list(output, named_queries())
+    if query is not None and file is not None:
+        raise ConfigError("the query is given twice", found="QUERY and --file", expected="one of them")
+    output, limit = Output(as_json), parse_bytes(memory)
+    prompts = query is None and file is None and not formats and is_terminal(sys.stdin, sys.stdout)
+    text = "" if prompts else _read_query(query, file)
+    if text == _LIST:
+        _list(output)
         return
+
+    def answer(text: str) -> None:
+        if text == _LIST:
+            _list(output)
+            return
+        with run_query(store, text, memory=limit, threads=threads) as result:
+            _write(output, result, as_csv, parquet)
+
     try:
-        with (
-            translate_errors(store, parquet),
-            memory_limit(parse_bytes(memory), threads),
-            run_query(store, query, memory=parse_bytes(memory), threads=threads) as result,
-        ):
-            if as_json:
-                for text in json_rows(result):
-                    typer.echo(text, nl=False)
-            elif as_csv:
-                write_csv(typer.get_binary_stream("stdout"), result, escaped=output.out.is_terminal)
-            elif parquet is not None:
-                facts = save_parquet(parquet, result)
-                output.line(f"{parquet}: {facts.rows:,} rows, {format_bytes(facts.bytes)}")
+        with translate_errors(store, parquet), memory_limit(limit, threads):
+            if prompts:
+                _prompt(output, store, answer)
             else:
-                _show(output, result)
+                answer(text)
     except KeyboardInterrupt:
         output.error("interrupted")
         raise typer.Exit(130) from None
 
 
-def _list(output: Output, queries: dict[str, str]) -> None:
+def _read_query(query: str | None, file: str | None) -> str:
+    """Return the text of a query from the argument, a file or standard input.
+
+    Raises:
+        ConfigError: There is no query, or the file cannot be read.
+    """
+    from hexdata.cli.render import is_terminal
+
+    if query is not None and query != "-":
+        return query
+    if file in (None, "-"):
+        if file is None and query is None and (sys.stdin is None or is_terminal(sys.stdin)):
+            raise ConfigError(
+                "there is no query",
+                expected="a query, --file FILE, or a query from standard input",
+                hint="For a prompt, use no option for the output, and print to the terminal.",
+            )
+        data, name = sys.stdin.buffer.read(), "standard input"
+    else:
+        assert file is not None
+        name = file
+        try:
+            data = Path(file).read_bytes()
+        except OSError as error:
+            raise ConfigError("the query cannot be read", path=file, found=error.strerror) from error
+    try:
+        return data.decode("utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError("the query is not valid UTF-8", path=name, found=str(error)) from error
+
+
+def _prompt(output: Output, store: AnyPath, answer: Callable[[str], None]) -> None:
+    from hexdata.cli.prompt import run_prompt
+    from hexdata.info import store_info
+    from hexdata.sql import run_query
+    from hexdata.sql.views import MACROS, VIEWS
+
+    def names() -> list[str]:
+        with run_query(store, "SELECT DISTINCT column_name FROM duckdb_columns()") as result:
+            columns = [str(name) for batch in result.batches for name in batch.column(0).to_pylist()]
+        return [*VIEWS, *MACROS, *columns]
+
+    counts = store_info(store).counts
+    output.line(f"{store}: {count_of(counts['games'], 'game')}, {count_of(counts['positions'], 'position')}")
+    output.line(f"Views: {', '.join(VIEWS)}")
+    output.line("End a query with ; and leave with Ctrl-D; .help shows more.")
+    run_prompt(output, answer, names)
+
+
+def _write(output: Output, result: QueryResult, as_csv: bool, parquet: AnyPath | None) -> None:
+    """Print the notes and the rows of a result, or write the rows to a Parquet file."""
+    from hexdata.sql import json_rows, save_parquet, write_csv
+
+    for note in result.notes:
+        output.note(note)
+    if output.as_json:
+        for text in json_rows(result):
+            typer.echo(text, nl=False)
+    elif as_csv:
+        write_csv(typer.get_binary_stream("stdout"), result, escaped=output.out.is_terminal)
+    elif parquet is not None:
+        facts = save_parquet(parquet, result)
+        output.line(f"{parquet}: {facts.rows:,} rows, {format_bytes(facts.bytes)}")
+    else:
+        _show(output, result)
+
+
+def _list(output: Output) -> None:
+    from hexdata.sql import named_queries
+
+    queries = named_queries()
     if not output.print_json([{"name": name, "description": text} for name, text in queries.items()]):
         output.table(["query", "description"], [[f"@{name}", text] for name, text in queries.items()])
 

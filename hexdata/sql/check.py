@@ -26,8 +26,10 @@ _PERMISSION_ERROR: Final = "Permission Error: "
 """Start of DuckDB's message for access to a file that is not in the manifest."""
 
 
-def check_query(con: DuckDBPyConnection, text: str) -> None:
+def check_query(con: DuckDBPyConnection, text: str) -> frozenset[str]:
     """Check that a text is a single statement that only reads, and only from the store's views.
+
+    Returns the names of the tables and views that it reads, in lower case.
 
     Args:
         con: Session of the store.
@@ -58,8 +60,12 @@ def check_query(con: DuckDBPyConnection, text: str) -> None:
         tree = parse_sql(con, text)
     except ValueError as error:
         raise ConfigError(str(error), found=quote_sql(text), expected="one SELECT statement") from error
+    read: set[str] = set()
     for node in syntax_nodes(tree):
         _check_node(node, text)
+        if node.get("type") == "BASE_TABLE":
+            read.add(str(node.get("table_name", "")).lower())
+    return frozenset(read)
 
 
 def _check_node(node: SyntaxNode, text: str) -> None:
@@ -105,4 +111,6 @@ def query_error(message: str, root: str | None = None) -> HexdataError:
     if DAMAGED in message or (root is not None and root in message):
         hint = "Run `hexdata verify` to find the damaged files."
         return StoreError("a file of the store cannot be read", found=message.strip(), hint=hint)
-    return ConfigError("the query failed", found=message.strip())
+    first, *others = message.strip().splitlines() or [""]
+    marked = [f"  {line}" if line.startswith(("LINE ", " ")) else line for line in others if line]
+    return ConfigError("the query failed", found=first, lines=marked)

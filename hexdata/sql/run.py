@@ -18,6 +18,7 @@ from hexdata.sql.check import check_query, query_error
 from hexdata.sql.named import named_query
 from hexdata.storage import AnyPath, prefix_of
 from hexdata.store import Store
+from hexdata.store.integrity import stage_command
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 
 __all__ = ["QueryResult", "run_query", "start_query"]
@@ -41,11 +42,13 @@ class QueryResult:
         store: Folder or address of the store.
         schema: Arrow schema of the rows. Column names may repeat, as in SQL.
         batches: The rows, in the order of the query.
+        notes: Why a view that the query reads is empty or out of date, and the command that changes it.
     """
 
     store: AnyPath
     schema: pa.Schema
     batches: Iterator[pa.RecordBatch]
+    notes: tuple[str, ...] = ()
 
     @property
     def numeric(self) -> list[bool]:
@@ -98,13 +101,27 @@ def start_query(con: DuckDBPyConnection, store: Store, query: str) -> QueryResul
         StoreError: A file of the store is missing or damaged.
     """
     root = prefix_of(store.path.resolve())
-    check_query(con, query)
+    read = check_query(con, query)
     con.execute("BEGIN TRANSACTION READ ONLY")
     try:
         reader = con.sql(query).to_arrow_reader(_BATCH_ROWS)
     except QUERY_ERRORS as error:
         raise query_error(_message_with_line(con, query) or str(error), root) from error
-    return QueryResult(store.path, reader.schema, _rows(reader, root))
+    return QueryResult(store.path, reader.schema, _rows(reader, root), tuple(_notes(store, read)))
+
+
+def _notes(store: Store, read: frozenset[str]) -> Iterator[str]:
+    """Yield why views of these names have no rows, or rows of an earlier state of the store."""
+    for view, stage, wanted in (("shuffled", "shuffle", "shuffled"), ("shards", "export", "exported")):
+        if view not in read:
+            continue
+        lineage = store.manifest.stages.get(stage)
+        if lineage is None:
+            command = stage_command(stage, {}, str(store.path))
+            yield f"{view} is empty because the store has not been {wanted}; `{command}` fills it"
+        elif lineage["of"] != store.input_digest(stage):
+            command = stage_command(stage, lineage, str(store.path))
+            yield f"{view} is older than the positions of the store; `{command}` brings it up to date"
 
 
 def _rows(reader: pa.RecordBatchReader, root: str) -> Iterator[pa.RecordBatch]:

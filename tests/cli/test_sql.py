@@ -195,3 +195,147 @@ def test_the_limit_of_memory_ends_with_the_command(ask: Ask, trmph_store: Path) 
     assert ask(trmph_store, "SELECT 1")[0] == 0
     assert ask(trmph_store, "SELECT nothing")[0] == 2
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+# The query from a file, from standard input, and from a prompt.
+
+
+def test_the_query_of_a_file(trmph_store: Path, ask: Ask, tmp_path: Path) -> None:
+    file = tmp_path / "my query.sql"
+    file.write_text("-- the number of games\nSELECT count(*) AS n\nFROM games;\n", encoding="utf-8-sig")
+    assert ask(trmph_store, "-f", file) == ask(trmph_store, "--file", file) == (0, "n\n80\n", "")
+    assert json.loads(ask(trmph_store, "-f", file, "--json")[1]) == [{"n": 80}]
+    file.write_text("@tiers")
+    assert ask(trmph_store, "-f", file)[1].startswith("tier\t")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-f", "missing.sql"], "missing.sql: the query cannot be read"),
+        (["-f", "latin.sql"], "latin.sql: the query is not valid UTF-8"),
+        (["FROM games", "-f", "q.sql"], "the query is given twice"),
+        (["-f", "empty.sql"], "the query is empty"),
+    ],
+)
+def test_a_query_file_that_cannot_be_used(
+    trmph_store: Path,
+    ask: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("latin.sql").write_bytes("SELECT 'é'".encode("latin-1"))
+    Path("empty.sql").write_text("\n")
+    status, out, err = ask(trmph_store, *arguments)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize("arguments", [(), ("-",), ("-f", "-")])
+def test_the_query_from_standard_input(trmph_store: Path, arguments: tuple[str, ...]) -> None:
+    ran = subprocess.run(
+        [*HEXDATA, str(trmph_store), *arguments],
+        input="SELECT count(*) AS n\nFROM games;\n",
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "n\n80\n", "")
+
+
+def answers(lines: list[object]) -> tuple[list[str], str]:
+    """Give these lines, or raise these exceptions, at a prompt; the queries it runs, and what it prints."""
+    from hexdata.cli import prompt
+    from hexdata.cli.render import Output
+    from hexdata.errors import ConfigError
+
+    remaining, asked, prompts = iter(lines), [], []
+
+    def read(shown: str) -> str:
+        prompts.append(shown)
+        line = next(remaining, EOFError())
+        if isinstance(line, BaseException):
+            raise line
+        return str(line)
+
+    def answer(text: str) -> None:
+        asked.append(text)
+        if "wrong" in text:
+            raise ConfigError("the query failed")
+        if "slow" in text:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("builtins.input", read)
+        patch.setattr(prompt, "line_editor", lambda: None)
+        prompt.run_prompt(Output(as_json=False), answer, list)
+    return asked, "".join(prompts)
+
+
+def test_the_prompt_reads_lines_until_a_semicolon(capfd: pytest.CaptureFixture[str]) -> None:
+    asked, prompts = answers(
+        ["SELECT ';'", "-- a comment;", "FROM games;", "", "@tiers", "@;", "FROM games; "]
+    )
+    assert asked == ["SELECT ';'\n-- a comment;\nFROM games;", "@tiers", "@", "FROM games;"]
+    assert prompts.startswith("sql> ...> ...> sql> sql> sql> ")
+
+
+def test_errors_and_interrupts_keep_the_prompt(capfd: pytest.CaptureFixture[str]) -> None:
+    asked, _ = answers(
+        ["wrong;", "slow;", "SELECT", KeyboardInterrupt(), "FROM games;", "exit", "FROM never;"]
+    )
+    assert asked == ["wrong;", "slow;", "FROM games;"]
+    assert capfd.readouterr().err == "hexdata: the query failed\nhexdata: interrupted\n"
+    assert answers([".help", ".quit"])[0] == []
+    assert "@NAME" in capfd.readouterr().out
+
+
+def test_a_terminal_without_a_query_shows_the_prompt(trmph_store: Path, tmp_path: Path) -> None:
+    """The history is kept between two sessions, with each query on one line."""
+    pytest.importorskip("readline")
+    history = tmp_path / "folder" / "history"
+    environment = os.environ | {"HEXDATA_SQL_HISTORY": str(history), "TERM": "dumb"}
+    for lines in (b"SELECT count(*) AS n\nFROM games;\n", b"FROM nothing;\nFROM shuffled;\n"):
+        master, slave = pty.openpty()
+        child = subprocess.Popen(
+            [*HEXDATA, str(trmph_store)], stdin=slave, stdout=slave, stderr=slave, env=environment
+        )
+        os.close(slave)
+        os.write(master, lines + b".exit\n")
+        written = b""
+        with contextlib.suppress(OSError):
+            while part := os.read(master, 1 << 16):
+                written += part
+        os.close(master)
+        assert child.wait() == 0, written
+        if b"count" in lines:
+            assert b"80" in written
+            assert b"80 games" in written
+        else:
+            assert b"nothing does not exist" in written
+            assert b"shuffled is empty" in written
+    assert history.read_text().splitlines()[-3:] == [
+        "SELECT count(*) AS n FROM games;", "FROM nothing;", "FROM shuffled;",
+    ]  # fmt: skip
+
+
+def test_an_output_option_needs_a_query(trmph_store: Path) -> None:
+    master, slave = pty.openpty()
+    ran = subprocess.run(
+        [*HEXDATA, str(trmph_store), "--csv"], stdin=slave, stdout=slave, stderr=subprocess.PIPE
+    )
+    os.close(slave)
+    os.close(master)
+    assert ran.returncode == 2
+    assert b"there is no query" in ran.stderr
+
+
+def test_names_are_completed() -> None:
+    from hexdata.cli.prompt import _Completer
+
+    complete = _Completer(lambda: ["games", "game_id", "board"])
+    assert [complete("ga", state) for state in range(3)] == ["game_id", "games", None]
+    assert complete("sel", 0) == "SELECT"
+    assert complete("", 0) is None

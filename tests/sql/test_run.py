@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import BudgetError, ConfigError, HexdataError, StoreError
 from hexdata.sql import named_queries, named_query, open_catalog, run_query
 from hexdata.sql.check import check_query
 from hexdata.store import Store
+from tests.conftest import CopyStore
 
 StoreBytes = Callable[[Path], dict[str, str]]
 
@@ -160,10 +163,10 @@ def test_column_names_and_texts_are_not_checked_as_functions(stores: dict[str, P
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("SELEC 1", 'syntax error at or near "SELEC"\n\nLINE 1: SELEC 1\n        ^'),
-        ("SELECT nix FROM games", "LINE 1: SELECT nix FROM games\n               ^"),
-        ("SELECT 1\nFROM game", "LINE 2: FROM game\n             ^"),
-        ("\n" * 8 + "SELECT 1 FROM game", "LINE 9: SELECT 1 FROM game\n                      ^"),
+        ("SELEC 1", 'syntax error at or near "SELEC"\n    LINE 1: SELEC 1\n            ^'),
+        ("SELECT nix FROM games", "LINE 1: SELECT nix FROM games\n                   ^"),
+        ("SELECT 1\nFROM game", "LINE 2: FROM game\n                 ^"),
+        ("\n" * 8 + "SELECT 1 FROM game", "LINE 9: SELECT 1 FROM game\n                          ^"),
         ("SELECT 1 +", "syntax error"),
         ("SELECT ?", "Expected number of parameters|parameters"),
         ("SELECT 'x'::INTEGER", "Could not convert string 'x'"),
@@ -249,3 +252,44 @@ def test_an_unknown_name_lists_all_names(stores: dict[str, Path]) -> None:
     for name in ("../run", "", "dispersion.sql", "/etc/passwd"):
         with pytest.raises(HexdataError, match="unknown named query"):
             ask(stores["one"], f"@{name}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "notes"),
+    [
+        ("converted", "SELECT count(*) FROM shuffled AS s", ["shuffled is empty .* `hexdata shuffle STORE`"]),
+        ("converted", "@dispersion", ["shuffled is empty"]),
+        (
+            "converted",
+            "SELECT * FROM games WHERE game_id IN (SELECT game_id FROM SHUFFLED)",
+            ["shuffled is empty"],
+        ),
+        (
+            "shuffled",
+            "SELECT (SELECT count(*) FROM shards), (SELECT count(*) FROM shuffled)",
+            ["shards is empty"],
+        ),
+        ("converted", "SELECT 'shuffled' AS shuffled FROM games", []),
+        ("exported", "SELECT (SELECT count(*) FROM shards), (SELECT count(*) FROM shuffled)", []),
+    ],
+)
+def test_a_note_says_why_a_view_is_empty(
+    stores: dict[str, Path], kind: str, text: str, notes: list[str]
+) -> None:
+    with run_query(stores[kind], text) as result:
+        found = [note.replace(str(stores[kind]), "STORE") for note in result.notes]
+        list(result.batches)
+    assert len(found) == len(notes)
+    assert all(re.search(pattern, note) for pattern, note in zip(notes, found, strict=True)), found
+
+
+def test_a_note_says_that_the_shuffle_is_older(
+    stores: dict[str, Path], copy_store: CopyStore, tmp_path: Path
+) -> None:
+    store = copy_store(stores["shuffled"])
+    (tmp_path / "new.trmph").write_text("#7,a1b2c3 b\n")
+    convert_sources(tmp_path / "new.trmph", store, ConvertOptions(workers=1, val=0.15, test=0.1))
+    with run_query(store, "SELECT count(*) FROM shuffled") as result:
+        assert "`hexdata shuffle" in result.notes[0]
+        assert "older than the positions" in result.notes[0]
+        list(result.batches)
