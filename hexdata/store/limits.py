@@ -60,7 +60,7 @@ class QueryLimits:
                 f"too little memory {self.PURPOSE} with {threads} thread{'s' if threads > 1 else ''}",
                 found=self.memory,
                 expected=least,
-                hint="Raise --memory, or lower --threads.",
+                hint="Raise --memory, or lower --threads." if threads > 1 else "Raise --memory.",
             )
 
     def session(self, store: AnyPath) -> SessionLimits:

@@ -57,7 +57,7 @@ def test_a_missing_extra_is_named(library: str, trmph_store: Path) -> None:
     ("arguments", "status", "message"),
     [
         (["{folder}"], 1, "no manifest"),
-        (["{store}", "--memory", "1MB"], 1, "too little memory to browse a store"),
+        (["{store}", "--memory", "1MB"], 1, "expected at least 640 MB. Raise --memory.\n"),
         (["{store}", "--port", "70000"], 2, "--port"),
     ],
 )
