@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hexdata import read_position
+from hexdata.board import cell_name
 from tests.report import browser as chromium
 from tests.report.test_browser import CONTRASTS, WIDER
 
@@ -165,6 +168,22 @@ def test_a_filter_is_typed_and_applied_with_the_keyboard(tab: Tab) -> None:
     )
     tab.wait_for("return document.querySelectorAll('tbody tr').length === 2")
     assert "filter=game_id" in tab.browser.run("return location.hash")
+
+
+def test_a_policy_is_shown_on_the_board_and_as_bars(tab: Tab, odd_store: Path) -> None:
+    from hexdata.browse import serving
+    from tests.browse.conftest import Page
+
+    position = read_position(odd_store, 1)
+    strongest = [cell_name(cell, position.size) for cell, _ in position.strongest()]
+    with serving(odd_store) as address:
+        other = Tab(tab.browser, Page(address))
+        for view in ("position=1", f"game={position.game_id}&ply=1"):
+            Page(address).get("api/store")  # waits for the index
+            other.open(view)
+            other.wait_for("return !!document.querySelector('.share b')")
+            named = "return [...document.querySelectorAll('.share b')].map(e => e.textContent)"
+            assert tab.browser.run(named)[: len(strongest)] == strongest
 
 
 def test_a_board_is_saved_as_png(tab: Tab) -> None:
