@@ -282,12 +282,21 @@ class Storage(ABC):
     # --- removing -------------------------------------------------------------------------------------
 
     @abstractmethod
-    def remove(self) -> None:
-        """Remove the file if it exists."""
+    def remove(self, before_request: Callable[[], None] = lambda: None) -> None:
+        """Remove the file if it exists.
+
+        Args:
+            before_request: Called before each request to an object store, also before repeated ones; raises
+                to prevent it. Not called on a local disk. Default: a function that does nothing.
+        """
 
     @abstractmethod
-    def remove_tree(self) -> None:
-        """Remove the folder and its contents if it exists."""
+    def remove_tree(self, before_request: Callable[[], None] = lambda: None) -> None:
+        """Remove the folder and its contents if it exists.
+
+        Args:
+            before_request: As for :meth:`remove`.
+        """
 
     @abstractmethod
     def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:

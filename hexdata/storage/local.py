@@ -6,7 +6,7 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
@@ -177,11 +177,11 @@ class LocalStorage(Storage):
         """Return a description of the process that holds the lock, or None. Tests it only for a moment."""
         return find_lock_holder(self.path / LOCK_NAME)
 
-    def remove(self) -> None:
+    def remove(self, before_request: Callable[[], None] = lambda: None) -> None:  # noqa: ARG002
         """Remove the file if it exists."""
         self.path.unlink(missing_ok=True)
 
-    def remove_tree(self) -> None:
+    def remove_tree(self, before_request: Callable[[], None] = lambda: None) -> None:  # noqa: ARG002
         """Remove the folder and its contents if it exists. Errors are ignored."""
         if self.path.is_dir():  # rmtree would block on a pipe
             shutil.rmtree(self.path, ignore_errors=True)

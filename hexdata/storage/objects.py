@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import email.utils
+import errno
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from hexdata.storage.base import Changed, HashingFile, HeldLock, Storage, Tagged
 from hexdata.storage.cache_dir import cache_folder
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from upath import UPath
 
 __all__ = ["ObjectStorage"]
+
+_KEYS_PER_REMOVAL: Final = 1000
+"""Maximum number of objects that S3 removes with one request."""
 
 
 @dataclass(frozen=True)
@@ -216,23 +220,47 @@ class ObjectStorage(Storage):
     def find_writer(self) -> None:
         """Return None: a reader cannot tell a current lease from one that has just ended."""
 
-    def remove(self) -> None:
+    def remove(self, before_request: Callable[[], None] = lambda: None) -> None:
         """Remove the object if it exists. ``UPath.unlink`` would interpret the name as a pattern."""
+
+        def request() -> None:
+            before_request()
+            self._system.rm_file(self.path.path)
+
         try:
-            with_retries(self._system.rm_file, self.path.path)
+            with_retries(request)
         except FileNotFoundError:
             return
 
-    def remove_tree(self) -> None:
-        """Remove all objects below the address."""
-        if set("*?[") & set(self.path.path):  # fsspec would interpret these characters as a pattern
-            for name in self.files():
-                ObjectStorage(self.path / name).remove()
+    def remove_tree(self, before_request: Callable[[], None] = lambda: None) -> None:
+        """Remove all objects below the address, with one request for many objects if the store allows it."""
+        keys = [key for key in list_objects(self._system, self.path.path, recursive=True) if key]
+        if not speaks_s3(self._system):
+            for key in keys:
+                ObjectStorage(self.path / key.removeprefix(self.path.path.rstrip("/")).lstrip("/")).remove(
+                    before_request
+                )
             return
-        try:
-            with_retries(self._system.rm, self.path.path, recursive=True)
-        except FileNotFoundError:
-            return
+        for start in range(0, len(keys), _KEYS_PER_REMOVAL):
+            self._remove_keys(keys[start : start + _KEYS_PER_REMOVAL], before_request)
+
+    def _remove_keys(self, keys: list[str], before_request: Callable[[], None]) -> None:
+        """Remove objects of an S3 store with one request."""
+        bucket = self._system.split_path(self.path.path)[0]
+        names = [{"Key": key.removeprefix(f"{bucket}/")} for key in keys]
+
+        def request() -> None:
+            before_request()
+            answer = self._system.call_s3(
+                "delete_objects", Bucket=bucket, Delete={"Objects": names, "Quiet": True}
+            )
+            for error in answer.get("Errors", []):
+                number = errno.EACCES if error.get("Code") == "AccessDenied" else errno.EIO
+                raise OSError(number, f"{error.get('Key')}: {error.get('Code')}: {error.get('Message')}")
+
+        with add_path_to_error(self.path):
+            with_retries(request)
+        self._system.invalidate_cache()
 
     def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:  # noqa: ARG002
         """Abort unfinished uploads, and remove the local files of uploads of killed processes."""

@@ -218,7 +218,7 @@ class Store:
             StoreLockedError: The lock has been lost, so another process may have written there.
         """
         self.require_lock()
-        storage_of(self.path / folder).remove_tree()
+        storage_of(self.path / folder).remove_tree(self.require_lock)
 
     def keep_only(self, folder: str, names: Container[str]) -> None:
         """Remove all objects below a folder except the given ones.
@@ -236,7 +236,7 @@ class Store:
         for name in storage_of(self.path / folder).unreplaceable():
             if f"{folder}/{name}" not in names:
                 self.require_lock()
-                storage_of(self.path / folder / name).remove()
+                storage_of(self.path / folder / name).remove(self.require_lock)
 
 
 def store_argument(path: str | AnyPath) -> str:

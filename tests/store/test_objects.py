@@ -57,6 +57,21 @@ def test_a_process_that_lost_the_lock_changes_nothing(store: Store, monkeypatch:
     assert Manifest.load(store.path).tag == before
 
 
+def test_the_lock_is_checked_after_the_objects_to_remove_are_listed(store: Store) -> None:
+    write_bytes(store.path / "shuffled" / "a", b"1")
+    checks = iter([None])
+
+    def lost_at_the_second_check() -> None:
+        if next(checks, store) is store:
+            raise StoreLockedError("lost")
+
+    with store.writing("shuffle"):
+        store.require_lock = lost_at_the_second_check
+        with pytest.raises(StoreLockedError, match="lost"):
+            store.remove("shuffled")
+    assert (store.path / "shuffled" / "a").read_bytes() == b"1"
+
+
 def test_only_named_objects_are_kept(store: Store) -> None:
     for name in ("shuffled/a", "shuffled/b/c", "shuffled/b/d", "shuffled2/e"):
         write_bytes(store.path / name, b"1")

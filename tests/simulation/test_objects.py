@@ -1,0 +1,41 @@
+"""A sample of `tests/simulation/objects.py`, and the seeds that found faults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hexdata.storage.objects import ObjectStorage
+from tests.simulation import objects
+
+SUSPENDED = 77
+"""A seed whose first writer waits for the list of objects to remove until its lease has expired."""
+
+
+def test_two_writers_give_one_whole_dataset() -> None:
+    results = objects.run_seeds(0, 150)
+    assert results["succeeded"] > 100
+    assert results["told of the other writer"] > 20
+
+
+def test_a_run_is_repeatable(tmp_path: Path) -> None:
+    logs = []
+    for name in "ab":
+        simulation = objects.Simulation(5, tmp_path / name)
+        objects.random.seed(5)
+        objects._run_seed(simulation)
+        logs.append(simulation.log)
+    assert logs[0] == logs[1]
+
+
+def test_a_writer_that_was_suspended_while_it_listed_removes_nothing(tmp_path: Path) -> None:
+    """The lock is checked before each removal, also after the listing."""
+    objects.run_seed(SUSPENDED, tmp_path)
+
+
+def test_the_simulation_finds_removals_without_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    remove_tree = ObjectStorage.remove_tree
+    monkeypatch.setattr(ObjectStorage, "remove_tree", lambda storage, _=None: remove_tree(storage))
+    with pytest.raises(objects.SimulationError, match="which the manifest lists, is missing"):
+        objects.run_seeds(SUSPENDED, 1)
