@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, settings
 
 from hexdata.board import pack_boards
 from hexdata.cards import CARDS
+from hexdata.cli import main
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo.games import make_games
 from hexdata.formats.trmph import write_trmph
@@ -71,6 +72,7 @@ DERIVED = frozenset({DATABASE_NAME, *CARDS})
 StoreBytes = Callable[[Path], dict[str, str]]
 WriteOddStore = Callable[..., Path]
 CopyStore = Callable[..., Path]
+RunCli = Callable[..., subprocess.CompletedProcess[str]]
 KillAtEveryChange = Callable[..., list[Path]]
 
 
@@ -222,6 +224,7 @@ SLOW_FILES = frozenset(
         "verify/test_shuffled.py",
         "verify/test_values.py",
         "verify/test_verify_store.py",
+        "verify/test_without_buckets.py",
     ]
 )
 """Test files, relative to this folder, of which all tests have the mark "slow"."""
@@ -256,6 +259,16 @@ def _file_of(item: pytest.Item) -> str:
     """Return the file of a test, relative to this folder; empty for other files, such as notebooks."""
     folder = Path(__file__).parent
     return item.path.relative_to(folder).as_posix() if item.path.is_relative_to(folder) else ""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import slow files if only quick tests are selected: the imports take as long as many tests."""
+    folder = Path(__file__).parent
+    is_slow = (
+        collection_path.is_relative_to(folder)
+        and collection_path.relative_to(folder).as_posix() in SLOW_FILES
+    )
+    return True if is_slow and config.option.markexpr == "not slow" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -501,6 +514,24 @@ def copy_store(tmp_path: Path) -> CopyStore:
         return shutil.copytree(store, tmp_path / name)
 
     return copy
+
+
+@pytest.fixture
+def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCli:
+    """Return ``run_cli(*arguments)``: runs ``hexdata`` in this process, which saves the start of another."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr("sys.argv", ["hexdata", *map(str, arguments)])
+        capsys.readouterr()
+        code: Any = 0
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        output, errors = capsys.readouterr()
+        return subprocess.CompletedProcess(sys.argv, code, output, errors)
+
+    return run
 
 
 @pytest.fixture

@@ -37,11 +37,11 @@ def collection(make):
 def test_the_bytes_do_not_depend_on_the_number_of_workers(collection, convert):
     stores = [
         convert(collection, store=f"w{workers}", workers=workers, memory=2 * 10**9, max_reject_rate=1.0)
-        for workers in (1, 2, 3)
+        for workers in (1, 3)
     ]
     assert stores[0].result.games == 28
-    assert stores[0].files() == stores[1].files() == stores[2].files()
-    assert stores[0].result == stores[1].result == stores[2].result
+    assert stores[0].files() == stores[1].files()
+    assert stores[0].result == stores[1].result
     assert verify_store(stores[0].path).ok
 
 

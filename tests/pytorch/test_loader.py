@@ -460,8 +460,16 @@ def test_an_interrupt_ends_the_workers(shards, kill):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.parametrize("form", ["loader fork", "dataset fork", "loader spawn", "loader forkserver"])
+@pytest.mark.parametrize(
+    ("form", "number"),
+    [
+        *(
+            (form, signal.SIGKILL)
+            for form in ("loader fork", "dataset fork", "loader spawn", "loader forkserver")
+        ),
+        ("loader fork", signal.SIGTERM),
+    ],
+)
 def test_workers_end_with_a_killed_main_process(shards, form, number):
     """Their messages are larger than a pipe, and are not read any more."""
     command = [sys.executable, str(HERE / "train.py"), str(shards), *form.split()]

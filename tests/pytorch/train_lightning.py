@@ -1,6 +1,7 @@
-"""Script that trains with PyTorch Lightning: ``train_lightning.py SHARDS EPOCHS WORKERS PERSISTENT``.
+"""Script that trains with PyTorch Lightning: ``train_lightning.py SHARDS EPOCHS [WORKERS,PERSISTENT]...``.
 
-``test_epochs.py`` runs it. It prints the epoch and the position ids of each step as one line of JSON.
+``test_epochs.py`` runs it. For each way to load, it prints the epoch and the position ids of each step as one
+line of JSON.
 """
 
 from __future__ import annotations
@@ -40,10 +41,9 @@ class Recorder(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def main() -> None:
-    shards, epochs, workers, persistent = sys.argv[1], *map(int, sys.argv[2:])
+def train(shards: str, epochs: int, workers: int, persistent: bool) -> None:
     plain = Loader(shards, batch_size=50, seed=5, fields=("value", "position_id"))
-    loader = TorchLoader(plain, num_workers=workers, persistent_workers=bool(persistent))
+    loader = TorchLoader(plain, num_workers=workers, persistent_workers=persistent)
     model = Recorder()
     trainer = lightning.Trainer(
         max_epochs=epochs,
@@ -55,6 +55,12 @@ def main() -> None:
     )
     trainer.fit(model, loader)
     print(json.dumps(model.steps))
+
+
+def main() -> None:
+    for way in sys.argv[3:]:
+        workers, persistent = map(int, way.split(","))
+        train(sys.argv[1], int(sys.argv[2]), workers, bool(persistent))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +14,7 @@ from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 
 SEED = 11
-FIRST_ROW = re.compile(r"^ +first +[0-9,]+ ", re.MULTILINE)
+FIRST_ROW = re.compile(r"^\t\tfirst\t[0-9,]+\t", re.MULTILINE)
 """A row of the printed table with the means of the first positions of a group."""
 OPTIONS = {
     "where, dedup, per game, balance": {
@@ -86,12 +84,7 @@ def test_a_refused_option_does_not_change_the_store(trmph_store, copy_store, sto
     assert store_bytes(store) == before
 
 
-def run(*arguments):
-    command = [sys.executable, "-m", "hexdata", "shuffle", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_the_command_applies_the_options_and_shows_their_effect(trmph_store, copy_store):
+def test_the_command_applies_the_options_and_shows_their_effect(trmph_store, copy_store, run_cli):
     store = copy_store(trmph_store)
     flags = [
         "--where",
@@ -104,7 +97,7 @@ def test_the_command_applies_the_options_and_shows_their_effect(trmph_store, cop
         "tier",
     ]
     flags += ["--balance-by", "winner", "--stratify-by", "value", "--assign", "position", "--seed", str(SEED)]
-    shown = run(store, *flags)
+    shown = run_cli("shuffle", store, *flags)
     assert shown.returncode == 0, shown.stderr
     for words in (
         "excluded by per_game: ",
@@ -123,20 +116,20 @@ def test_the_command_applies_the_options_and_shows_their_effect(trmph_store, cop
         "balance_by": "winner",
         "stratify_by": "value",
     }
-    facts = json.loads(run(store, "--balance-by", "source", "--json").stdout)
+    facts = json.loads(run_cli("shuffle", store, "--balance-by", "source", "--json").stdout)
     assert {row["split"] for row in facts["balance"] if row["total"]} == set(facts["splits"])
     assert facts["duplicates"]["exact_games"] == 0
     assert sum(row["kept"] for row in facts["balance"] if not row["total"]) == facts["positions"]
 
 
-def test_the_dry_run_and_the_log_contain_the_effect(trmph_store, copy_store, store_bytes):
+def test_the_dry_run_and_the_log_contain_the_effect(trmph_store, copy_store, store_bytes, run_cli):
     store = copy_store(trmph_store)
     before = store_bytes(store)
     flags = ("--balance-by", "winner", "--per-game", "9")
-    shown = run(store, *flags, "--dry-run")
-    planned = json.loads(run(store, *flags, "--dry-run", "--json").stdout)
+    shown = run_cli("shuffle", store, *flags, "--dry-run")
+    planned = json.loads(run_cli("shuffle", store, *flags, "--dry-run", "--json").stdout)
     assert store_bytes(store) == before
-    made = run(store, *flags)
+    made = run_cli("shuffle", store, *flags)
     for line in made.stdout.splitlines()[-8:]:
         assert line in shown.stdout, "excluded positions, duplicates and the table of groups"
     assert FIRST_ROW.search(shown.stdout)
@@ -147,32 +140,33 @@ def test_the_dry_run_and_the_log_contain_the_effect(trmph_store, copy_store, sto
         assert planned[name]
 
 
-def test_a_config_run_shows_the_effect(trmph_store, copy_store, tmp_path):
+def test_a_config_run_shows_the_effect(trmph_store, copy_store, tmp_path, run_cli):
     config = tmp_path / "run.toml"
     store = copy_store(trmph_store)
     config.write_text(f"store = '{store}'\n[shuffle]\nbalance_by = 'winner'\nbuckets = 2\n")
-    command = [sys.executable, "-m", "hexdata", "run", str(config)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    shown = run_cli("run", config).stdout
     assert "excluded by balance_by: " in shown
     assert FIRST_ROW.search(shown)
 
 
-def test_names_of_groups_are_not_parsed_as_markup(trmph_store, copy_store):
+def test_names_of_groups_are_not_parsed_as_markup(trmph_store, copy_store, run_cli):
     """Brackets are markup for rich: an unmatched closing tag used to raise an error."""
     store = copy_store(trmph_store)
     for value in ("'[/red]'", "'[bold]'", "repeat('x', 500)"):
-        shown = run(store, "--balance-by", f"{value} || winner || chr(27)", "--where", "winner IS NOT NULL")
+        shown = run_cli(
+            "shuffle", store, "--balance-by", f"{value} || winner || chr(27)", "--where", "winner IS NOT NULL"
+        )
         assert shown.returncode == 0, shown.stderr
         assert (value[1:-1] if "[" in value else "x" * 50) in shown.stdout
         assert "\x1b" not in shown.stdout
         assert max(map(len, shown.stdout.splitlines())) < 180
 
 
-def test_splits_are_listed_in_the_same_order(trmph_store, copy_store):
+def test_splits_are_listed_in_the_same_order(trmph_store, copy_store, run_cli):
     """The names in a manifest are sorted alphabetically."""
     store = copy_store(trmph_store)
     listed = [
-        [line.split()[0] for line in run(store).stdout.splitlines() if line.startswith(SPLITS)]
+        [line.split()[0] for line in run_cli("shuffle", store).stdout.splitlines() if line.startswith(SPLITS)]
         for _ in range(2)
     ]
     assert listed[0] == listed[1]
@@ -180,9 +174,9 @@ def test_splits_are_listed_in_the_same_order(trmph_store, copy_store):
     assert len(listed[0]) > 1
 
 
-def test_the_command_explains_an_invalid_expression(trmph_store, copy_store):
-    failed = run(copy_store(trmph_store), "--where", "valeu = 1")
+def test_the_command_explains_an_invalid_expression(trmph_store, copy_store, run_cli):
+    failed = run_cli("shuffle", copy_store(trmph_store), "--where", "valeu = 1")
     assert failed.returncode == 2
     assert "where: no column 'valeu'; found valeu = 1; expected one of" in failed.stderr
     assert "Did you mean value?" in failed.stderr
-    assert run("STORE", "--assign", "ply").returncode == 2
+    assert run_cli("shuffle", "STORE", "--assign", "ply").returncode == 2

@@ -202,8 +202,10 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("status", [400, 403])
-@pytest.mark.parametrize("code", REASONS)
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [*((code, 403) for code in REASONS), ("ExpiredToken", 400), ("AuthorizationHeaderMalformed", 400)],
+)
 def test_a_status_alone_is_followed_by_a_request_for_its_reason(
     told: Told, bucket: UPath, object_store: ObjectStore, status: int, code: str
 ) -> None:
