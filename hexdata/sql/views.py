@@ -27,7 +27,16 @@ from hexdata.store.session import DuckDBPyConnection, quote
 __all__ = ["DAMAGED", "MACROS", "VIEWS", "create_catalog", "select_files"]
 
 VIEWS: Final = ("positions", "games", "sources", "rejected", "shuffled", "shards")
-MACROS: Final = ("board_size", "cell", "policy_probability", "stones", "blue_stones", "red_stones", "trmph")
+MACROS: Final = (
+    "board_size",
+    "cell",
+    "policy_probability",
+    "stones",
+    "blue_stones",
+    "red_stones",
+    "planes",
+    "trmph",
+)
 
 _SHARD_COLUMNS: Final = {
     "split": "VARCHAR",
@@ -240,6 +249,8 @@ def _macros(size: int | None) -> list[str]:
         "CREATE MACRO stones(board) AS bit_count(board::BIT)::INTEGER",
         f"CREATE MACRO blue_stones(board) AS bit_count(board::BIT & {blue})::INTEGER",
         f"CREATE MACRO red_stones(board) AS bit_count(board::BIT & {red})::INTEGER",
+        f"""CREATE MACRO planes(board) AS
+            string_split(left(board::BIT::VARCHAR, {2 * cells}), '')::UTINYINT[{2 * cells}]""",
         """CREATE MACRO trmph(game) AS (
             SELECT
                 '#' || board_size() || ',' || array_to_string([cell(m) FOR m IN "its moves"], '')

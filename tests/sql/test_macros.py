@@ -47,6 +47,9 @@ def test_stones_are_counted_by_colour(sized_store: Callable[[int], Path], size: 
             assert con.sql(query).fetchall() == [
                 (int(blue.sum() + red.sum()), int(blue.sum()), int(red.sum()))
             ]
+            ((found,),) = con.sql(f"SELECT planes(from_hex('{hexadecimal}'))").fetchall()
+            assert np.array_equal(np.array(found).reshape(2, size, size), (blue, red))
+        assert con.sql("SELECT planes(NULL::BLOB)").fetchall() == [(None,)]
         assert con.sql("SELECT stones(NULL::BLOB), red_stones(NULL::BLOB)").fetchall() == [(None, None)]
 
 
