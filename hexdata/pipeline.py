@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from hexdata.config import did_you_mean, read_toml, with_current_names
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.demo import FOLDER, DemoOptions, make_legacy
+from hexdata.demo import FOLDER, LEDGER_NAME, DemoOptions, make_legacy
 from hexdata.engine import Engine, EngineOptions, open_engine
 from hexdata.errors import ConfigError, HexdataError, VerifyError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
@@ -25,7 +25,8 @@ from hexdata.report import Verdict, require_libraries, write_report
 from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
 from hexdata.sql import SqlLimits
 from hexdata.storage import as_path, local_path, storage_of, translate_errors
-from hexdata.store import Store
+from hexdata.store import Store, store_argument
+from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.strict_json import shortened
 from hexdata.units import parse_bytes
 from hexdata.verify import VerifyOptions, check_round_trip, verify_store
@@ -219,6 +220,7 @@ class StageResult:
         seconds: Duration of the stage.
         positions_per_second: Throughput, including start-up.
         path: Path of the stage's files; None if it writes none.
+        kept: Whether the files of the stage were complete before and nothing was written.
     """
 
     stage: str
@@ -228,6 +230,7 @@ class StageResult:
     seconds: float
     positions_per_second: float
     path: str | None
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,8 +263,18 @@ def demo_config(
         options: Number of games and seed of the generated games.
         seed: Seed of the shuffle (default: 7).
         with_report: Whether to write a report (default: True).
+
+    Raises:
+        ConfigError: The folder is a store, or an address.
     """
     root = local_path(folder, FOLDER)
+    if storage_of(root / MANIFEST_NAME).exists():
+        raise ConfigError(
+            "the folder of a demo cannot be a store",
+            path=root,
+            expected="a new folder; the demo puts its store into the subfolder store",
+            hint=f"Choose another folder. `hexdata info {store_argument(root)}` shows what is in this store.",
+        )
     legacy = str(root / "legacy")
     return Config(
         store=str(root / "store"),
@@ -301,13 +314,14 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
         for name, runner in _RUNNERS.items():
             if getattr(config, name) is None:
                 continue
-            start = time.perf_counter()
+            before, start = _record_of(config, name), time.perf_counter()
             outcome = runner(context)
             seconds = time.perf_counter() - start
             size = None if outcome.path is None else _size_of(outcome.path)
             rate = outcome.positions / max(seconds, 1e-9)
+            kept = before is not None and before == _record_of(config, name)
             stages.append(
-                StageResult(name, outcome.positions, outcome.games, size, seconds, rate, outcome.path)
+                StageResult(name, outcome.positions, outcome.games, size, seconds, rate, outcome.path, kept)
             )
             shuffled = outcome.shuffle or shuffled
             quality = outcome.quality or quality
@@ -316,6 +330,20 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
         if quality is None and "shuffle" in manifest.stages and not manifest.removed_buckets:
             quality = measure_quality(config.store)
     return RunResult(config.store, stages, shuffled, quality, verdict)
+
+
+def _record_of(config: Config, stage: str) -> bytes | None:
+    """Return the file in which a stage records its results; None for stages that keep none, or before it."""
+    path = as_path(config.store) / MANIFEST_NAME
+    if stage == "demo" and config.demo is not None:
+        path = as_path(config.demo.folder) / LEDGER_NAME
+    elif stage not in ("convert", "shuffle", "export", "pickles"):
+        return None
+    try:
+        with storage_of(path).open() as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 @dataclass(frozen=True)

@@ -167,6 +167,8 @@ def convert(
             output.note_line(line)
         else:
             output.note(line)
+    if not result.sources:  # a note has given the reason
+        return
     output.table(
         ["sources", "records", "positions", "rejected", "games", "duplicates", "skipped"],
         [

@@ -52,12 +52,16 @@ def show_run(output: Output, result: RunResult) -> None:
             s.path or "",
         ]
         for s in result.stages
+        if not s.kept
     ]
-    output.table(
-        ["stage", "positions", "games", "on disk", "seconds", "positions/s", "location"],
-        rows,
-        optional=["location", "positions/s"],
-    )
+    if kept := [s.stage for s in result.stages if s.kept]:
+        output.line(f"{result.store}: already complete: {', '.join(kept)}")
+    if rows:
+        output.table(
+            ["stage", "positions", "games", "on disk", "seconds", "positions/s", "location"],
+            rows,
+            optional=["location", "positions/s"],
+        )
     if result.shuffle is not None and (result.shuffle.left_out or result.shuffle.notes):
         output.line()
         show_choices(output, result.shuffle)

@@ -606,6 +606,10 @@ class ConvertRun:
             elif cause == SkipCause.MAX_POSITIONS:
                 named = _listed([(name, "") for name, _ in files])
                 text += f" beyond {self.options.max_positions:,} positions: {named}"
+            elif cause == SkipCause.KNOWN_BYTES and len(files) == len(self.files):
+                named = _listed([(name, detail) for name, detail in files if detail])
+                text = f"{count_of(len(files), 'file')} already in the store; nothing to convert"
+                text += f": {named}" if named else ""
             else:
                 kind = (
                     " that the store already has" if cause == SkipCause.KNOWN_BYTES else " that are no files"

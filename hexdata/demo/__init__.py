@@ -44,6 +44,8 @@ PROCESSED_AT: Final = "2025-09-08T12:00:00.000000"
 """Constant creation time in the headers, so that the files are reproducible."""
 WORKER_MEMORY: Final = 200 << 20
 """Approximate memory of a process that writes one file, in bytes."""
+LEDGER_NAME: Final = ".demo.json"
+"""Name of the file in a demo's folder that records the finished files."""
 _BEGUN: Final = "begun"
 """First entry of the ledger in a demo's folder."""
 
@@ -143,7 +145,7 @@ def _temporaries_removed(folder: Path) -> Iterator[None]:
 
 def _open_ledger(folder: Path, options: DemoOptions) -> Ledger:
     """Open the ledger of finished files, or create it in a new folder; check that it is of the same demo."""
-    path = folder / ".demo.json"
+    path = folder / LEDGER_NAME
     if not path.exists() and folder.exists() and any(folder.iterdir()):
         raise ConfigError("the folder contains other files", path=folder, hint="Use a new folder.")
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hexdata.live.files.provider import PATTERNS
 from hexdata.live.options import LiveOptions
 
 __all__ = ["find_wait_reason"]
@@ -71,7 +72,8 @@ def _explain_empty_pool(
     if loaded["busy"]:
         return "no game has been read so far; a file is being read"
     if not files.get("files"):
-        return "no complete game file has been found; waiting for files whose names match the patterns"
+        patterns = _patterns(options)
+        return f"no complete game file has been found; waiting for files named {patterns}"
     left_out = [f"{loaded[name]:,.0f} {text}" for name, text in _LEFT_OUT.items() if loaded.get(name)]
     if left_out:
         wanted = f"of the split {options.split!r}" if options.split else ""
@@ -83,6 +85,12 @@ def _explain_empty_pool(
         found = _count(loaded.get("bad_files", len(bad)), "file")
         return f"no file could be used; {found} counted as bad, such as {name}: {reason}"
     return None
+
+
+def _patterns(options: LiveOptions) -> str:
+    """Return the name patterns of the files that are read, as text such as "*.trmph or *.sgf"."""
+    patterns = list(options.stages[0].arguments.get("patterns", PATTERNS))
+    return " or ".join(filter(None, (", ".join(patterns[:-1]), patterns[-1])))
 
 
 def _count(number: float, noun: str) -> str:

@@ -171,6 +171,22 @@ class Store:
                 hint="Convert the sources into a new store with `hexdata convert INPUT... NEWSTORE`.",
             )
 
+    def _require_permission(self) -> None:
+        """Check that the system allows this user to write to the folder of the store, if it is local.
+
+        Raises:
+            StoreError: The store is read-only.
+        """
+        local = storage_of(self.path).local
+        if local is not None and local.is_dir() and not os.access(local, os.W_OK):
+            raise StoreError(
+                "the store is read-only",
+                path=self.path,
+                found="no permission to write to its folder",
+                hint=f"Change the permissions with `chmod -R u+w {store_argument(self.path)}`, mount the disk "
+                "for writing, or copy the store to a folder of your own, and run the command again.",
+            )
+
     def _command(self, stage: str) -> str:
         verb, *options = _COMMANDS.get(stage, stage).split(maxsplit=1)
         return " ".join(["hexdata", verb, store_argument(self.path), *options])
@@ -190,6 +206,7 @@ class Store:
             BudgetError: The disk is full.
         """
         self.require_writable()
+        self._require_permission()
         held = storage_of(self.path).lock(stage, (*_FOLDERS, "logs"), shares_work=self.shares_work)
         with translate_disk_full(self.work_disk), held as lock:
             if not lock.has_current_work:

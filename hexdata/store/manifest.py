@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Final, Literal
 
@@ -25,6 +26,7 @@ from hexdata.strict_json import (
     parse_json,
     shortened,
 )
+from hexdata.text import shell_word
 
 __all__ = ["MANIFEST_NAME", "Manifest", "StoreFile"]
 
@@ -187,10 +189,13 @@ class Manifest:
         try:
             data, tag = storage_of(path).read_tagged(MAX_JSON_BYTES + 1)
         except FileNotFoundError as error:
+            raise _no_store(folder) from error
+        except NotADirectoryError as error:
             raise StoreError(
-                "not a hexdata store: it has no manifest",
+                "not a hexdata store: it is a file",
                 path=folder,
-                hint="Create one with `hexdata convert INPUT... STORE`.",
+                expected="the folder of a store",
+                hint="Create a store from files with `hexdata convert INPUT... STORE`.",
             ) from error
         except OSError as error:
             raise StoreError(
@@ -291,6 +296,24 @@ class Manifest:
         files = self.files | self.removed_buckets
         folded = tuple(f"{folder}/" for folder in folders)
         return _digest({name: facts.sha256 for name, facts in files.items() if name.startswith(folded)})
+
+
+def _no_store(folder: AnyPath) -> StoreError:
+    """Return the error for a folder without a manifest; it names a store in a subfolder or above, if any."""
+    hint, reason = (
+        "Create one with `hexdata convert INPUT... STORE`.",
+        "not a hexdata store: it has no manifest",
+    )
+    local = storage_of(folder).local
+    if local is not None and not local.exists():
+        reason = "not a hexdata store: there is no such folder"
+    elif local is not None:
+        with suppress(OSError):
+            near = [local.parent, *sorted(path for path in local.iterdir() if path.is_dir())]
+            stores = [path for path in near if (path / MANIFEST_NAME).is_file() and path.name != "shards"]
+            if stores:
+                hint = f"Did you mean {shell_word(str(stores[0]))}?"
+    return StoreError(reason, path=folder, hint=hint)
 
 
 def _digest(content: object) -> str:

@@ -170,7 +170,7 @@ def test_known_sources_are_skipped_under_any_name(collection, convert):
     assert (again.result.sources, again.result.skipped, again.result.positions) == (0, 8, 0)
     assert again.files() == files
     assert notes == [
-        "skipped 8 files that the store already has: "
+        "8 files already in the store; nothing to convert: "
         "legacy/v1/copy.pkl.gz (same bytes as legacy/v1/a_processed.pkl.gz)"
     ]
     causes = again.result.skipped_files

@@ -1,0 +1,100 @@
+"""Messages for common mistakes: what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hexdata.live import LiveOptions
+from hexdata.live.wait_reason import find_wait_reason
+from tests.cli.test_cli import hexdata_run
+from tests.conftest import CopyStore, DemoTrmph
+
+
+def test_files_that_are_converted_again_are_one_line(demo_trmph: DemoTrmph, tmp_path: Path) -> None:
+    demo_trmph(tmp_path / "games", games=4, files=2)
+    arguments = ("convert", tmp_path / "games", tmp_path / "store", "--workers", "1")
+    assert "positions" in hexdata_run(*arguments).out
+    again = hexdata_run(*arguments)
+    assert (again.status, again.out) == (0, "")
+    assert again.err == "note: 2 files already in the store; nothing to convert\n"
+    assert hexdata_run(*arguments, "--json").facts["skipped"] == 2
+    demo_trmph(tmp_path / "games", games=9, files=3, seed=5)
+    assert "already in the store" not in hexdata_run(*arguments).err
+
+
+def test_stages_that_are_complete_are_one_line(
+    demo_trmph: DemoTrmph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    demo_trmph(Path("games"), games=8, files=1)
+    Path("run.toml").write_text(
+        'store = "store"\n[convert]\ninputs = ["games"]\nworkers = 1\n[shuffle]\nbuckets = 2\nthreads = 1\n'
+    )
+    first = hexdata_run("run", "run.toml")
+    assert first.out.count("store/") == 2
+    assert "already complete" not in first.out
+    again = hexdata_run("run", "run.toml")
+    assert again.out.startswith("store: already complete: convert, shuffle\n")
+    assert "positions/s" not in again.out
+    assert [stage["kept"] for stage in hexdata_run("run", "run.toml", "--json").facts["stages"]] == [
+        True,
+        True,
+    ]
+    with Path("run.toml").open("a") as file:
+        file.write("seed = 5\n")
+    assert "already complete: convert\n" in hexdata_run("run", "run.toml").out
+
+
+def test_a_demo_refuses_a_store(trmph_store: Path) -> None:
+    before = sorted(path.name for path in trmph_store.iterdir())
+    ran = hexdata_run("demo", trmph_store)
+    assert ran.status == 2
+    assert "the folder of a demo cannot be a store" in ran.err
+    assert f"`hexdata info {trmph_store}`" in ran.err
+    assert sorted(path.name for path in trmph_store.iterdir()) == before
+
+
+@pytest.mark.parametrize("command", [("info",), ("verify",), ("shuffle",), ("sql", "SELECT 1"), ("browse",)])
+def test_a_store_in_a_subfolder_or_above_is_named(trmph_store: Path, command: tuple[str, ...]) -> None:
+    name, *arguments = command
+    for path in (trmph_store.parent, trmph_store / "games"):
+        ran = hexdata_run(name, path, *arguments)
+        assert ran.status == 1
+        assert ran.err == (
+            f"hexdata: {path}: not a hexdata store: it has no manifest. Did you mean {trmph_store}?\n"
+        )
+
+
+def test_a_missing_folder_and_a_file_are_no_stores(tmp_path: Path) -> None:
+    (tmp_path / "games.trmph").write_text("#5,a1 b\n")
+    assert "there is no such folder" in hexdata_run("info", tmp_path / "none").err
+    assert "it is a file; expected the folder of a store" in hexdata_run("info", tmp_path / "games.trmph").err
+
+
+def test_a_read_only_store_is_named_with_a_remedy(
+    trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The superuser may write anywhere, so the answer of the system is replaced."""
+    store = copy_store(trmph_store)
+    monkeypatch.setattr(os, "access", lambda path, mode, **_: False)
+    ran = hexdata_run("shuffle", store)
+    assert ran.status == 1
+    assert "the store is read-only; found no permission to write to its folder" in ran.err
+    assert f"`chmod -R u+w {store}`" in ran.err
+    assert hexdata_run("info", store).status == 0
+
+
+def test_live_names_the_files_that_it_waits_for() -> None:
+    metrics = {
+        "FilePathProvider": {"files": 0},
+        "ChunkSourceLoader": {"busy": 0},
+        "ShufflingChunkPool": {"chunks": 0},
+    }
+    reason = find_wait_reason(metrics, {}, LiveOptions())
+    assert reason is not None
+    assert "waiting for files named " in reason
+    assert "*.trmph" in reason
+    assert " or *.tar" in reason
