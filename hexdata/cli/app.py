@@ -168,7 +168,10 @@ def _printable_usage() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if hasattr(error, "format_message"):  # a usage error of click, which typer may vendor
+        shows_help = type(error).__name__ == "NoArgsIsHelpError"  # its message is the help, on many lines
+        if (
+            hasattr(error, "format_message") and not shows_help
+        ):  # a usage error of click, which typer may vendor
             text = printable(error.format_message())
             usage = getattr(error, "cmd", None)
             if type(error).__name__ == "MissingParameter" and isinstance(usage, Command) and usage.examples:

@@ -20,7 +20,7 @@ _SHOWN_FILES: Final = 5
 
 
 def info(store: Store, as_json: Json = False) -> None:
-    """Show what a store contains, which stages are out of date, and what to run next.
+    """Show the content of a store, its stages and what to run next.
 
     Examples:
         hexdata info store

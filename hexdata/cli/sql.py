@@ -10,7 +10,7 @@ import typer
 
 from hexdata.cli.app import AnyPath, Memory, Store, Threads, parse_path
 from hexdata.errors import ConfigError
-from hexdata.text import count_of
+from hexdata.text import count_of, shell_word
 from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ def sql(
         raise ConfigError("more than one output format", expected="one of --json, --csv and --parquet")
     if query is not None and file is not None:
         raise ConfigError("the query is given twice", found="QUERY and --file", expected="one of them")
+    if query is not None and any(letter.isspace() for letter in str(store)) and _is_store(query):
+        raise ConfigError("the store comes first", found=str(store), expected="hexdata sql STORE QUERY")
     output, limit = Output(as_json), parse_bytes(memory)
     prompts = query is None and file is None and not formats and is_terminal(sys.stdin, sys.stdout)
     text = "" if prompts else _read_query(query, file)
@@ -115,6 +117,10 @@ def sql(
         raise typer.Exit(130) from None
 
 
+def _is_store(path: str) -> bool:
+    return Path(path, "manifest.json").is_file()
+
+
 def _read_query(query: str | None, file: str | None) -> str:
     """Return the text of a query from the argument, a file or standard input.
 
@@ -124,6 +130,10 @@ def _read_query(query: str | None, file: str | None) -> str:
     from hexdata.cli.render import is_terminal
 
     if query is not None and query != "-":
+        if query.endswith(".sql") and Path(query).is_file():
+            raise ConfigError(
+                "the query is the name of a file", found=query, hint=f"Use -f {shell_word(query)}."
+            )
         return query
     if file in (None, "-"):
         if file is None and query is None and (sys.stdin is None or is_terminal(sys.stdin)):

@@ -95,7 +95,7 @@ class Store:
                 "this folder contains files but is not a store",
                 path=folder,
                 expected="a new or an empty folder, or a store",
-                hint="Choose another folder for the store.",
+                hint="Choose another folder for the store; it is the last argument of `hexdata convert`.",
             )
         return new
 
@@ -183,8 +183,8 @@ class Store:
                 "the store is read-only",
                 path=self.path,
                 found="no permission to write to its folder",
-                hint=f"Change the permissions with `chmod -R u+w {store_argument(self.path)}`, mount the disk "
-                "for writing, or copy the store to a folder of your own, and run the command again.",
+                hint=f"Change the permissions with `chmod -R u+w {store_argument(self.path)}`, mount the "
+                "disk for writing, or copy the store to a folder of your own, and run the command again.",
             )
 
     def _command(self, stage: str) -> str:

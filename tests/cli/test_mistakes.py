@@ -98,3 +98,27 @@ def test_live_names_the_files_that_it_waits_for() -> None:
     assert "waiting for files named " in reason
     assert "*.trmph" in reason
     assert " or *.tar" in reason
+
+
+def test_hexdata_alone_shows_help_on_lines() -> None:
+    ran = hexdata_run()
+    assert "\\n" not in ran.out + ran.err
+    assert "\n  convert " in ran.out + ran.err
+
+
+def test_arguments_of_sql_in_the_wrong_order(trmph_store: Path) -> None:
+    ran = hexdata_run("sql", "SELECT 1", trmph_store)
+    assert (ran.status, ran.err) == (
+        2,
+        "hexdata: the store comes first; found SELECT 1; expected hexdata sql STORE QUERY\n",
+    )
+
+
+def test_a_query_file_without_its_option(
+    trmph_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("my.sql").write_text("SELECT 1")
+    ran = hexdata_run("sql", trmph_store, "my.sql")
+    assert ran.status == 2
+    assert "Use -f my.sql." in ran.err
