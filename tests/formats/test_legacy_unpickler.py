@@ -312,3 +312,77 @@ def test_data_after_the_pickle_is_refused(refused, more):
 def test_a_missing_file_raises_oserror(tmp_path):
     with pytest.raises(FileNotFoundError):
         LegacyReader(tmp_path / "none.pkl")
+
+
+# Known ways around scanners of pickles
+
+SYSTEM = b"cos\nsystem\n"
+EVASIONS = {
+    "STACK_GLOBAL with names from the memo": text("os") + b"\x940" + text("system") + b"\x940h\x00h\x01\x93",
+    "STACK_GLOBAL beside other names": text("numpy") + b"\x940" + text("os") + text("system") + b"\x93",
+    "STACK_GLOBAL with lines in the name": text("numpy\ndtype") + text("os\nsystem") + b"\x93",
+    "STACK_GLOBAL with a name that is no text": b"K\x01" + text("system") + b"\x93",
+    "an attribute of an allowed module": text("numpy") + text("dtype.__init__.__globals__") + b"\x93",
+    "an attribute of an allowed class": text("numpy") + text("ndarray.tofile") + b"\x93",
+    "a submodule by its attribute": text("numpy") + text("f2py.os.system") + b"\x93",
+    "a longer module": text("numpy.os") + text("system") + b"\x93",
+    "a module in other letters": text("NumPy") + text("dtype") + b"\x93",
+    "a module with a blank": text("numpy ") + text("dtype") + b"\x93",
+    "a module that looks the same": b"\x8c\x06n\xd1\x83mpy" + text("dtype") + b"\x93",
+    "a codec that runs code": b"c_codecs\nencode\n(" + text("x") + text("unicode_escape") + b"tR",
+    "a function beside an allowed one": b"c_codecs\nlookup\n" + text("utf-8") + b"\x85R",
+    "a loader of pickles": b"cnumpy\nload\n" + text("a.npy") + b"\x85R",
+    "a nested pickle": b"cpickle\nloads\n" + b"C\x01." + b"\x85R",
+    "a nested pickle by its C module": b"c_pickle\nloads\n" + b"C\x01." + b"\x85R",
+    "a function by operator": b"coperator\nattrgetter\n" + text("system") + b"\x85R",
+    "a partial function": b"cfunctools\npartial\n" + SYSTEM + b"\x85R",
+    "getattr of builtins": b"cbuiltins\ngetattr\n(" + SYSTEM + text("__call__") + b"tR",
+    "builtins by its old name": b"c__builtin__\neval\n" + text("1") + b"\x85R",
+    "a module that is rarely listed": b"ctimeit\ntimeit\n" + text("1") + b"\x85R",
+    "a package manager": b"cpip\nmain\n]\x85R",
+    "a test runner of NumPy": b"cnumpy.testing._private.utils\nrunstring\n(" + text("1") + b"}tR",
+    "a compiler of NumPy": b"cnumpy.f2py.crackfortran\ngetlincoef\n(" + text("1") + b"}tR",
+    "INST": b"(" + text("true") + b"ios\nsystem\n",
+    "OBJ": b"(" + SYSTEM + text("true") + b"o",
+    "NEWOBJ": SYSTEM + text("true") + b"\x85\x81",
+    "NEWOBJ_EX": SYSTEM + text("true") + b"\x85}\x92",
+    "EXT1": b"\x82\x01",
+    "EXT2": b"\x83\x01\x01",
+    "EXT4": b"\x84\x01\x01\x01\x01",
+    "PERSID": b"Pos.system\n",
+    "BINPERSID": text("os.system") + b"Q",
+    "BUILD of attributes": b"cnumpy\nndarray\n}" + text("__setstate__") + SYSTEM + b"sb",
+    "a call that is removed again": SYSTEM + text("true") + b"\x85R0N",
+    "a call below a mark that is removed": b"(" + SYSTEM + text("true") + b"\x85R1N",
+    "a call of an earlier global": SYSTEM + b"q\x630N0h\x63" + text("true") + b"\x85R",
+    "a protocol within the pickle": b"\x80\x00" + SYSTEM + text("true") + b"\x85R",
+    "a frame around the call": b"\x95\x10\0\0\0\0\0\0\0" + SYSTEM + text("true") + b"\x85R",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EVASIONS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_known_evasions_of_scanners_are_refused(refused, monkeypatch, name, packed):
+    monkeypatch.setattr(os, "system", lambda command: pytest.fail(command))
+    error = refused(file_with(EVASIONS[name]), packed=packed)
+    assert error.code in ("unsafe-global", "unsafe-opcode", "unsafe-call", "corrupt-pickle")
+    assert isinstance(error, UnsafePickleError) or error.code == "corrupt-pickle"
+
+
+@pytest.mark.parametrize("tail", [b"garbage", b"\xff", SYSTEM + b"(tR."])
+def test_a_call_is_refused_although_the_rest_is_damaged(refused, tail):
+    """Python would run the call before it finds the damage, which is all that some scanners report."""
+    raw = file_with(SYSTEM + text("true") + b"\x85R")
+    assert refused(raw[:-2] + tail).code == "unsafe-global"
+
+
+@pytest.mark.parametrize(
+    "magic", [b"PK\x03\x04", b"PK\x05\x06" + bytes(18), b"7z\xbc\xaf\x27\x1c", b"\x89HDF\r\n"]
+)
+def test_a_pickle_in_another_container_is_refused(refused, magic):
+    assert refused(magic + file_with(SYSTEM + text("true") + b"\x85R")).code not in ("", None)
+
+
+def test_a_second_pickle_in_the_file_is_refused(refused):
+    first = pickle.dumps({"examples": []}, 4)
+    assert refused(first + file_with(SYSTEM + text("true") + b"\x85R")).code != ""
