@@ -63,8 +63,11 @@ def main() -> None:
         print_stderr(f"hexdata: {INTERRUPTED}")
         sys.exit(130)
     except OSError as error:
+        from hexdata.store.disk_space import disk_error_hint
+
         where = f"{error.filename}: " if error.filename else ""
-        print_stderr(f"hexdata: {where}{error.strerror or error}")
+        hint = disk_error_hint(error)
+        print_stderr(f"hexdata: {where}{error.strerror or error}{f'. {hint}' if hint else ''}")
         sys.exit(1)
     except Exception as error:  # noqa: BLE001  # Python would print the message without escaping it
         _print_traceback(error)

@@ -146,7 +146,9 @@ def _temporaries_removed(folder: Path) -> Iterator[None]:
 def _open_ledger(folder: Path, options: DemoOptions) -> Ledger:
     """Open the ledger of finished files, or create it in a new folder; check that it is of the same demo."""
     path = folder / LEDGER_NAME
-    if not path.exists() and folder.exists() and any(folder.iterdir()):
+    # A run that was interrupted at its start leaves at most the temporary file of the ledger.
+    others = (name for name in storage_of(folder).names() if not name.startswith(f".{path.name}."))
+    if not path.exists() and any(others):
         raise ConfigError("the folder contains other files", path=folder, hint="Use a new folder.")
     try:
         ledger = Ledger(path, "demo", asdict(options), Count)

@@ -89,7 +89,7 @@ def write_report(
     if storage_of(path).is_folder():
         raise ConfigError("the report cannot be written: the path is a folder", path=path)
     check_suffix(path, "a page", _SUFFIXES)
-    with translate_temporary_disk_full():
+    with translate_disk_full(as_path(store)), translate_temporary_disk_full():
         facts = gather_facts(store, limits or SqlLimits(), progress)
     progress.begin("draw", None, "charts")
     verdict = judge(facts)

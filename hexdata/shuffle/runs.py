@@ -26,7 +26,7 @@ import pyarrow.ipc as ipc
 
 from hexdata.errors import StoreError
 from hexdata.schema import positions_schema
-from hexdata.storage import AnyPath, add_path_to_disk_full, storage_of
+from hexdata.storage import AnyPath, add_path_to_disk_full, error_number, storage_of
 from hexdata.system import read_at
 
 __all__ = [
@@ -598,7 +598,7 @@ def _explain_damage(path: AnyPath) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError) as error:
-        disk_failed = isinstance(error, OSError) and error.errno not in _DAMAGED
+        disk_failed = isinstance(error, OSError) and error_number(error) not in _DAMAGED
         if disk_failed or isinstance(error, MemoryError):
             raise  # the file is not damaged
         raise StoreError(

@@ -15,6 +15,7 @@ from hexdata.storage.cache_dir import cache_folder
 from hexdata.storage.errors import (
     add_path_to_disk_full,
     add_path_to_error,
+    error_number,
     is_address,
     is_disk_full,
     is_fault,
@@ -45,6 +46,7 @@ __all__ = [
     "as_path",
     "cache_folder",
     "client_memory",
+    "error_number",
     "file_system",
     "is_address",
     "is_disk_full",

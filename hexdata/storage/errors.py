@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
@@ -20,12 +21,15 @@ __all__ = [
     "Changed",
     "add_path_to_disk_full",
     "add_path_to_error",
+    "error_number",
     "is_address",
     "is_disk_full",
     "is_fault",
     "translate_errors",
 ]
 
+_ARROW_NUMBER: Final = re.compile(r"\[errno ([0-9]+)\]")
+"""Error number in a message of Arrow, whose exception often has no ``errno``."""
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -153,12 +157,22 @@ def is_disk_full(error: OSError) -> bool:
     return error.errno in _DISK_FULL
 
 
+def error_number(error: OSError) -> int | None:
+    """Return the number of a system error, even if only its text has it, as with Arrow; None without one."""
+    if error.errno is not None:
+        return error.errno
+    found = _ARROW_NUMBER.search(str(error))
+    return None if found is None else int(found[1])
+
+
 @contextmanager
 def add_path_to_error(path: object) -> Iterator[None]:
-    """Add a path to OSErrors without one, as those of write, fsync, flock and of requests."""
+    """Add a path to OSErrors without one, as those of read, write, fsync, flock, Arrow and of requests."""
     try:
         yield
     except OSError as error:
+        if error.errno is None and (number := error_number(error)) is not None:
+            raise OSError(number, os.strerror(number), str(path)) from error
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
             error.strerror = os.strerror(error.errno) if error.errno == errno.ENOENT else error.strerror

@@ -9,6 +9,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 from hexdata import system
 from hexdata.errors import StoreError
@@ -26,7 +27,25 @@ def open_file(path: Path) -> BufferedReader:
     kind = path.stat().st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # open() raises its own error for a folder
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
-    return path.open("rb")
+    return BufferedReader(_NamedFile(path))
+
+
+class _NamedFile(io.FileIO):
+    """A file opened for reading whose errors name it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._path = path
+
+    def readinto(self, buffer: Any) -> int | None:
+        """Read into a writable buffer; return the number of bytes, 0 at the end."""
+        with add_path_to_error(self._path):
+            return super().readinto(buffer)
+
+    def readall(self) -> bytes:
+        """Read up to the end."""
+        with add_path_to_error(self._path):
+            return super().readall()
 
 
 def make_folder(folder: Path) -> None:

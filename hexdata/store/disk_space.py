@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Final
 
 from hexdata.errors import BudgetError, StoreError
-from hexdata.storage import AnyPath, is_address, is_disk_full, is_fault, storage_of
+from hexdata.storage import AnyPath, error_number, is_address, is_disk_full, is_fault, storage_of
 from hexdata.units import format_bytes
 
 __all__ = [
+    "disk_error_hint",
     "disk_full",
     "system_message",
     "translate_disk_full",
@@ -38,8 +39,8 @@ _HINTS: Final = {
         "Something else has the name of a file or folder of hexdata. Move it and run the command again.",
     ),
     **dict.fromkeys(
-        ("EIO", "ENODEV", "ENXIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
-        "Check the disk and its connection and run the command again. It continues where it stopped.",
+        ("EAGAIN", "EBUSY", "EINTR", "EIO", "ENODEV", "ENXIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
+        "Check the disk and its connection and run the command again.",
     ),
 }
 """Hints for disk errors other than a full disk."""
@@ -78,13 +79,13 @@ def translate_disk_full(location: AnyPath, hint: str = _RUN_AGAIN) -> Iterator[N
         path = _error_path(error) or location
         if is_disk_full(error):
             raise _disk_full_error(error, path, hint) from error
-        remedy = _HINTS.get(errno.errorcode.get(error.errno or 0, ""))
+        remedy = disk_error_hint(error)
         if remedy is None or is_address(location):
             raise
         raise StoreError(
             "the system cannot read or write this file",
             path=path,
-            found=error.strerror or str(error),
+            found=system_message(error),
             hint=remedy if hint is _RUN_AGAIN else hint,
         ) from error
 
@@ -103,6 +104,11 @@ def translate_temporary_disk_full() -> Iterator[None]:
         if path is None or not path.is_relative_to(tempfile.gettempdir()):
             raise
         raise _disk_full_error(error, path, _TEMPORARY) from error
+
+
+def disk_error_hint(error: OSError) -> str | None:
+    """Return what to do about a disk error other than a full disk; None for other errors."""
+    return _HINTS.get(errno.errorcode.get(error_number(error) or 0, ""))
 
 
 def system_message(error: OSError) -> str:

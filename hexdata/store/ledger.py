@@ -56,7 +56,8 @@ class Ledger:
     Each line is a SHA-256, a space and a JSON object: first ``{"stage", "plan"}``, then ``{"unit", "facts"}``
     for each unit. The digest is that of all preceding lines and of the JSON of this line, so an altered,
     removed or inserted line is refused. A last line without a newline, as a killed process leaves it, is
-    ignored. Objects cannot be appended to: in an object store each save writes a further object, named
+    ignored. So are a line with NUL bytes, as a power failure leaves it, and all lines after it. Objects
+    cannot be appended to: in an object store each save writes a further object, named
     ``progress.json.000001`` and so on.
 
     A ledger of another plan (other inputs, seed or sizes) is not used. It is emptied when it is opened,
@@ -118,6 +119,8 @@ class Ledger:
         for line in lines:
             if not line.endswith(b"\n") and len(line) <= MAX_JSON_BYTES:
                 break  # the process that wrote it was killed
+            if b"\0" in line:
+                break  # a power failure has lost a part of the last lines
             entry = self._check(_Entry, self._content(line, written), "a line of the progress file")
             self._done[entry.unit] = self._check_unit(entry.unit, entry.facts)
             size += len(line)

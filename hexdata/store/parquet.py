@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from hexdata.errors import StoreError
 from hexdata.schema import SCHEMA_VERSION, is_target
-from hexdata.storage import AnyPath, HashingFile, storage_of
+from hexdata.storage import AnyPath, HashingFile, add_path_to_error, error_number, storage_of
 from hexdata.store.columns import convert_columns, stored_fields
 from hexdata.store.files import FileFacts
 
@@ -37,6 +37,8 @@ __all__ = [
 
 ROW_GROUP_ROWS: Final = 65_536
 """Rows per row group. It is small because row-group buffers are not part of DuckDB's memory limit."""
+_ARROW_READ_ERRORS: Final = ("reading bytes from file", "open local file")
+"""Texts of Arrow's errors on reading a file, which name no file."""
 _DAMAGE_HINT: Final = (
     "Run `hexdata verify` to list all damaged files. "
     "Restore the file, or convert the sources into a new store."
@@ -195,6 +197,9 @@ def open_parquet(
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the latter in damaged column names
         if not _is_damage(error):
+            if any(text in str(error) for text in _ARROW_READ_ERRORS):
+                with add_path_to_error(path):
+                    raise
             raise
         raise StoreError(
             "a file of the store is missing or damaged",
@@ -281,7 +286,7 @@ def _is_damage(error: Exception) -> bool:
     """
     if isinstance(error, MemoryError):
         return False
-    return not isinstance(error, OSError) or error.errno in (None, errno.ENOENT)
+    return not isinstance(error, OSError) or error_number(error) in (None, errno.ENOENT)
 
 
 def read_parquet(

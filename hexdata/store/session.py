@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -48,10 +49,15 @@ _SPILL_SETTING: Final = "max_temp_directory_size"
 """Setting that DuckDB names when it cannot spill more. By default a tenth of the free disk stays unused."""
 _DISK_ERROR_CODES: Final = tuple(
     getattr(errno, name)
-    for name in ("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EAGAIN", "EBUSY", "ESTALE", "ETIMEDOUT", "EREMOTEIO")
+    for name in (
+        *("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EAGAIN", "EBUSY", "EINTR", "ESTALE", "ETIMEDOUT"),
+        "EREMOTEIO",
+    )
     if hasattr(errno, name)
 )
 """Numbers of the disk errors that DuckDB reports only as text."""
+_FILE_IN_TEXT: Final = re.compile(r'file "([^"]+)"')
+"""The file in such a text."""
 _DISK_EXCEPTIONS: Final = (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException)
 """Exceptions with such a text: raised on reading or writing, at the end of a transaction, and afterwards."""
 
@@ -261,10 +267,14 @@ def _disk_error_code(error: Exception) -> int | None:
 
 
 def _disk_error(code: int, error: Exception, temporary: str) -> OSError:
-    """Return the system's error for DuckDB's text, with the spill folder as its file if the text names it."""
+    """Return the system's error for DuckDB's text, with the file that the text names.
+
+    A file in the spill folder is named by that folder, which still exists afterwards.
+    """
     text = next(line.strip() for line in str(error).splitlines() if os.strerror(code) in line)
     spilled = str(Path(temporary).resolve()) in text
-    return OSError(code, text, temporary) if spilled else OSError(code, text)
+    named = _FILE_IN_TEXT.search(text)
+    return OSError(code, text, temporary if spilled else named and named[1])
 
 
 def _first_line(error: Exception) -> str:

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from hexdata.errors import VerifyError
 from hexdata.order import derive_key, sort_key
 from hexdata.quality import Figure, Quality
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.selection import Placement, Selection, SelectionOptions, select
-from hexdata.storage import AnyPath, storage_of
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.columns import select_sql
 from hexdata.store.integrity import BUCKETS_REMOVED
+from hexdata.store.parquet import open_parquet
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
 
@@ -199,7 +199,7 @@ def check_order(store: Store) -> str:
     for split in lineage["buckets"]:
         for path in store.files(f"shuffled/{split}"):
             last = -1
-            with pq.ParquetFile(storage_of(path).source()) as file:
+            with open_parquet(path) as file:
                 for batch in file.iter_batches(columns=["position_id"]):
                     keys = sort_key(batch.column(0).to_numpy(), key)
                     if int(keys[0]) <= last or (keys[1:] <= keys[:-1]).any():

@@ -19,7 +19,7 @@ from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
 from hexdata.storage import AnyPath, client_memory, is_fault, storage_of
 from hexdata.store import Store
-from hexdata.store.disk_space import translate_temporary_disk_full
+from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
 from hexdata.store.integrity import BUCKETS_REMOVED, find_damage, rebuild_commands
 from hexdata.store.manifest import Manifest
 from hexdata.verify.games import check_games
@@ -201,7 +201,7 @@ class _Verification:
 
     def _check(self, name: str, check: Callable[[], str]) -> bool:
         try:
-            with translate_temporary_disk_full():
+            with translate_disk_full(self.store.path), translate_temporary_disk_full():
                 result = Check(name, True, check())
         except (BudgetError, EngineError):
             raise  # these errors do not concern the store

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from hexdata.cards import CARDS
 from hexdata.errors import StoreError, VerifyError
 from hexdata.storage import storage_of
 from hexdata.store import Store
 from hexdata.store.integrity import check_tables as require_tables
+from hexdata.store.parquet import open_parquet, read_parquet
 from hexdata.verify.stages import FOLDERS
 
 __all__ = ["check_counts", "check_dense_ids", "check_files", "check_stage", "check_tables"]
@@ -128,11 +128,14 @@ def check_dense_ids(store: Store, table: str, column: str) -> str:
     """
     expected = 0
     for path in store.files(table):
-        for batch in pq.ParquetFile(storage_of(path).source()).iter_batches(columns=[column]):
-            ids = batch.column(0).to_numpy()
-            if not (ids == np.arange(expected, expected + len(ids))).all():
-                raise VerifyError(f"{column}s are not consecutive", path=path, expected=f"from {expected}")
-            expected += len(ids)
+        with open_parquet(path) as file:
+            for batch in file.iter_batches(columns=[column]):
+                ids = batch.column(0).to_numpy()
+                if not (ids == np.arange(expected, expected + len(ids))).all():
+                    raise VerifyError(
+                        f"{column}s are not consecutive", path=path, expected=f"from {expected}"
+                    )
+                expected += len(ids)
     return f"0 to {expected - 1:,}" if expected else "none"
 
 
@@ -163,4 +166,4 @@ def _read(store: Store, folder: str, columns: list[str]) -> pa.Table:
     files = store.files(folder)
     if not files:
         return pa.table({name: pa.array([], pa.int32()) for name in columns})
-    return pa.concat_tables([pq.read_table(storage_of(path).source(), columns=columns) for path in files])
+    return pa.concat_tables([read_parquet(path, columns) for path in files])

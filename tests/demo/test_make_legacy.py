@@ -79,6 +79,13 @@ def test_a_folder_with_another_demo_is_refused(tmp_path: Path) -> None:
         make_legacy(tmp_path, DemoOptions(games=25, seed=3))
 
 
+def test_a_demo_interrupted_at_its_start_is_begun_again(tmp_path: Path) -> None:
+    """A crash may leave the temporary file of the ledger, complete, torn or empty."""
+    (tmp_path / "..demo.json.123456789.tmp").write_bytes(b"torn")
+    make_legacy(tmp_path, OPTIONS)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
 def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match="other files"):

@@ -188,3 +188,15 @@ def test_units_are_checked_against_the_schema_of_the_stage(tmp_path: Path) -> No
         Ledger(path, "export", PLAN).finish("a", wrong)
         with pytest.raises(StoreError, match=r"the progress file.*a.*Remove progress.json"):
             Ledger(path, "export", PLAN, FileFacts)
+
+
+def test_lines_lost_in_a_power_failure_are_dropped(path: Path) -> None:
+    """The size of a file may be stored before its sectors, which then contain zeros."""
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]) + bytes(20) + lines[-1][20:])
+    ledger = Ledger(path, "shuffle", PLAN)
+    assert len(ledger) == len(lines) - 2
+    ledger.finish("again", None)
+    assert path.read_bytes().startswith(b"".join(lines[:-1]))
+    assert "again" in Ledger(path, "shuffle", PLAN)
