@@ -137,8 +137,8 @@ def test_a_thousand_slices_and_ten_thousand_units(simulation, graphs):
     assert found["objects"] == (10_000_000, 10_000_000)
     assert found["runs"] == (1_000, 10_000_000)
     assert found["push"] == (0, 0)
-    assert found["groups"] == (1_000, 1_000 * 76)
-    assert found["machine-groups"] == (1_000, 1_000 * 2 * 4)
+    assert found["groups"] == (1_000, 1_000 * 96)
+    assert found["machine-groups"] == (1_000, 1_000 * 74)
     assert found["two-level"] == (2_000, 1_000 * 100 + 10_000 * 10)
 
 

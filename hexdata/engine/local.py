@@ -54,15 +54,16 @@ class LocalEngine:
         workers: int,
         memory: int,
         copies: bool = False,
+        cores: int = 1,
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks in processes. See :meth:`hexdata.engine.protocol.Engine.run` for the arguments.
 
-        ``memory`` is not enforced, and no task is started twice.
+        ``memory`` and ``cores`` are not enforced, and no task is started twice.
 
         Raises:
             HexdataError: a worker process died, for example because it was killed or memory ran out.
         """
-        del memory, copies
+        del memory, copies, cores
         todo = iter(tasks)
         first = list(islice(todo, max(workers, 1)))
         if len(first) <= 1:

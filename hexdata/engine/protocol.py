@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
 from hexdata.progress import Progress
@@ -15,6 +16,9 @@ __all__ = ["DIGEST_MEMORY", "ENGINES", "Engine", "Machines", "function_name"]
 ENGINES: Final = ("local", "ray")
 DIGEST_MEMORY: Final = 200 << 20
 """Memory in bytes of a process that only reads files: interpreter, libraries and a buffer."""
+
+MOST_CORES: Final = 0.8
+"""Fraction of all cores that tasks of several cores must be able to use."""
 
 Result = TypeVar("Result")
 
@@ -27,11 +31,32 @@ class Machines:
         count: number of machines.
         cores: number of cores that tasks may use on each machine; the maximum if they differ.
         separate: whether the tasks of a shuffle run in separate processes rather than in threads.
+        sizes: cores and bytes of memory that tasks may use on each machine. Default none: as many cores as
+            ``cores``, and any memory.
     """
 
     count: int
     cores: int
     separate: bool
+    sizes: tuple[tuple[int, float], ...] = ()
+
+    def cores_per_task(self, most: int, memory: int) -> int:
+        """Return the largest number of cores per task for which tasks can use almost all cores.
+
+        Machines that are too small for such tasks remain unused, up to a fifth of all cores.
+
+        Args:
+            most: number of cores to use on each machine.
+            memory: bytes of memory that a task uses per core.
+        """
+        sizes = self.sizes or ((self.cores, inf),) * self.count
+
+        def usable(cores: int) -> int:
+            tasks = (min(own // cores, most // cores, size / (memory * cores)) for own, size in sizes)
+            return sum(max(int(count), 0) for count in tasks) * cores
+
+        enough = max(MOST_CORES * usable(1), 1)
+        return next((cores for cores in range(most, 1, -1) if usable(cores) >= enough), 1)
 
 
 class Engine(Protocol):
@@ -63,6 +88,7 @@ class Engine(Protocol):
         workers: int,
         memory: int,
         copies: bool = False,
+        cores: int = 1,
     ) -> Iterator[tuple[int, Result]]:
         """Run ``function(*task)`` for each task; yield (index of the task, result) in order of completion.
 
@@ -77,6 +103,7 @@ class Engine(Protocol):
             memory: memory that a task may use, in bytes.
             copies: whether a task may run twice at the same time. An engine of several machines then starts
                 a slow task a second time and uses the first result. Default False.
+            cores: number of cores that a task uses. Default 1.
 
         Raises:
             HexdataError: a worker died, also when its task was repeated, if the engine repeats tasks.

@@ -267,8 +267,9 @@ class RayEngine:
     @property
     def machines(self) -> Machines:
         """The running nodes with at least one CPU."""
-        cores = [int(node["Resources"]["CPU"]) for node in _working_nodes()]
-        return Machines(len(cores), max(cores), separate=True)
+        resources = [node["Resources"] for node in _working_nodes()]
+        sizes = tuple((int(own["CPU"]), own.get("memory", 0.0) - WORKER_EXTRA) for own in resources)
+        return Machines(len(sizes), max(cores for cores, _ in sizes), separate=True, sizes=sizes)
 
     def monitored(self, progress: Progress) -> Progress:
         """Return a progress that also counts in Ray's metrics what is done."""
@@ -337,16 +338,17 @@ class RayEngine:
         workers: int,
         memory: int,
         copies: bool = False,
+        cores: int = 1,
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks, and repeat those of dead workers. See :meth:`hexdata.engine.protocol.Engine.run`.
 
-        Each task is declared with one CPU and its memory, so that Ray does not overload a machine.
+        Each task is declared with its CPUs and its memory, so that Ray does not overload a machine.
 
         Raises:
-            BudgetError: no node has enough memory for a task.
+            BudgetError: no node has enough memory or cores for a task.
             EngineError: a task died repeatedly, no node is left, or a new node failed the checks.
         """
-        return _Run(self, function, tasks, workers, memory + WORKER_EXTRA, copies).results()
+        return _Run(self, function, tasks, workers, memory + WORKER_EXTRA, copies, cores).results()
 
     def run_light(
         self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int
@@ -366,6 +368,7 @@ class _Run:
         workers: int,
         memory: int,
         copies: bool,
+        cores: int = 1,
     ) -> None:
         import ray
 
@@ -375,6 +378,7 @@ class _Run:
         self._workers = workers
         self._memory = memory
         self._copies = copies
+        self._cores = cores
         self._todo = (_Task(index, task) for index, task in enumerate(tasks))
         self._repeats: list[_Task] = []
         self._running: dict[Any, _Task] = {}
@@ -391,7 +395,7 @@ class _Run:
         self._shared_checked: frozenset[str] | None = None
         self._remote_call = ray.remote(_call)
         self._options = {
-            "num_cpus": 1,
+            "num_cpus": cores,
             "memory": memory,
             "max_retries": 0,  # repeated below, where all attempts are counted
             "scheduling_strategy": "SPREAD",
@@ -401,7 +405,7 @@ class _Run:
 
     def results(self) -> Iterator[tuple[int, Any]]:
         """Yield the index and the result of each task in order of completion."""
-        _require_memory(self._memory)
+        _require_machine(self._memory, self._cores)
         try:
             while True:
                 self._fill()
@@ -496,7 +500,7 @@ class _Run:
         self._engine.metrics.running.set(len(refs), {"task": self._name})
         ready, _ = ray.wait(refs, num_returns=1, timeout=NODE_POLL_SECONDS)
         if not ready:
-            _require_memory(self._memory)
+            _require_machine(self._memory, self._cores)
         elif len(refs) > 1:
             ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         return list(ready)
@@ -586,9 +590,10 @@ def _no_machine() -> EngineError:
     )
 
 
-def _require_memory(memory: int) -> None:
-    """Check that a node has enough memory for a task, because Ray would wait forever."""
-    most = max(node["Resources"].get("memory", 0) for node in _working_nodes())
+def _require_machine(memory: int, cores: int) -> None:
+    """Check that a node has enough memory and cores for a task, because Ray would wait forever."""
+    resources = [node["Resources"] for node in _working_nodes()]
+    most = max(own.get("memory", 0) for own in resources)
     if memory > most:
         raise BudgetError(
             "no machine of the cluster has enough memory for a task",
@@ -596,6 +601,13 @@ def _require_memory(memory: int) -> None:
             expected=f"{memory / 1e6:,.0f} MB",
             hint="Start nodes with more memory (`ray start --memory`), or, for a shuffle, lower --memory or "
             "raise --threads.",
+        )
+    if not any(own["CPU"] >= cores and own.get("memory", 0) >= memory for own in resources):
+        raise BudgetError(
+            "no machine of the cluster is large enough for a task",
+            found=", ".join(sorted({f"{own['CPU']:,.0f} CPUs" for own in resources})),
+            expected=f"{cores:,} CPUs and {memory / 1e6:,.0f} MB on one machine",
+            hint="Run the command again to resume with tasks for the machines of the cluster as it is now.",
         )
 
 

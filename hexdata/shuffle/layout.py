@@ -81,10 +81,10 @@ MIN_DUCKDB_MEMORY: Final = 32 << 20
 DUCKDB_ROW_GROUPS: Final = 1.5
 """Additional row groups in DuckDB's memory while it reads."""
 MAX_DUCKDB_MEMORY: Final = 256 << 20
-GROUPS_PER_THREAD: Final = 2
-"""Minimum groups of jobs per thread, so that all threads stay busy until the end."""
+GROUPS_PER_TASK: Final = 2
+"""Minimum groups of jobs per task that runs at a time, so that all machines stay busy until the end."""
 GROUP_BYTES: Final = 1 << 32
-"""Maximum bytes of the pieces of a group of several jobs, which a machine copies to its own disk."""
+"""Maximum bytes of the pieces of a group per thread, which a machine copies to its own disk."""
 SLICES_PER_THREAD: Final = 4
 """Slices per thread in a small store, so that all threads stay busy."""
 
@@ -412,24 +412,27 @@ def make_layout(
     return ShuffleLayout(positions, slice_rows, by_key, groups)
 
 
-def jobs_per_group(jobs: int, runs: int, job_bytes: float, threads: int) -> int:
+def jobs_per_group(jobs: int, runs: int, job_bytes: float, tasks: int, threads: int) -> int:
     """Return the number of consecutive jobs whose pieces are read together from an object store.
 
     It is the minimum for which the pieces of a group take ``RANGE_BYTES`` of each run, or the maximum for
-    which all threads stay busy and the disks hold their groups.
+    which all machines stay busy and their disks hold the groups. All tasks sort the same number of groups,
+    and all threads of a task the same number of jobs, as far as possible.
 
     Args:
         jobs: Number of jobs.
         runs: Number of runs.
         job_bytes: Average bytes of the pieces of a job, above 0.
-        threads: Number of threads on all machines together.
+        tasks: Number of tasks that run at a time on all machines together, each on one group.
+        threads: Number of threads of a task.
     """
-    limits = (
-        jobs / (threads * GROUPS_PER_THREAD),
-        ceil(runs * RANGE_BYTES / job_bytes),
-        GROUP_BYTES / job_bytes,
-    )
-    return max(int(min(limits)), 1)
+    share = -(-jobs // tasks)
+    if share <= threads:
+        return max(share, 1)
+    most = max(int(min(runs * RANGE_BYTES, threads * GROUP_BYTES) / job_bytes / threads), 1)
+    rounds = max(-(-jobs // (tasks * most * threads)), GROUPS_PER_TASK)
+    per_thread = -(-jobs // (tasks * rounds * threads))
+    return per_thread * threads
 
 
 def group_jobs(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:

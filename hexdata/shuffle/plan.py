@@ -143,8 +143,11 @@ def estimate_shuffle(
     spill = int(workers * min(limits.sort_rows, rows) * cost.run_bytes)
     if storage_of(store.work).local is None:
         jobs = len(layout.jobs)
-        group = jobs_per_group(jobs, len(layout.slices), max(runs / jobs, 1), workers)
-        spill += workers * runs * group // jobs
+        tasks = prepared.sort_tasks
+        group = jobs_per_group(
+            jobs, len(layout.slices), max(runs / jobs, 1), tasks, prepared.threads_per_task
+        )
+        spill += tasks * runs * group // jobs
     done_slices = [slice_ for slice_ in layout.slices if slice_.name in ledger]
     done_buckets = [b.name for job in layout.jobs for b in job.buckets if b.name in ledger]
     done_runs = sum(sum(ledger[slice_.name]["bytes"]) for slice_ in done_slices)

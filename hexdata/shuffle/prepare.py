@@ -74,6 +74,8 @@ class Prepared:
         lineage: Entry of the stage for the manifest.
         seconds: Seconds spent on counting the rows.
         machines: Number of machines, each with these limits.
+        threads_per_task: Number of threads of a task that sorts a group of units from an object store: all
+            threads of a machine, or fewer if machines differ.
     """
 
     selection: Selection
@@ -85,6 +87,12 @@ class Prepared:
     lineage: dict[str, Any]
     seconds: float
     machines: int
+    threads_per_task: int = 1
+
+    @property
+    def sort_tasks(self) -> int:
+        """Number of tasks of ``threads_per_task`` threads that run at a time on all machines together."""
+        return self.machines * (self.limits.threads // self.threads_per_task)
 
     @property
     def ledger_plan(self) -> dict[str, Any]:
@@ -173,7 +181,19 @@ def prepare(
         "splits": selection.rows,
         "buckets": buckets,
     }
-    return Prepared(selection, placement, buckets, limits, layout, cost, lineage, seconds, machines.count)
+    threads_per_task = machines.cores_per_task(limits.threads, options.memory // limits.threads)
+    return Prepared(
+        selection=selection,
+        placement=placement,
+        buckets=buckets,
+        limits=limits,
+        layout=layout,
+        cost=cost,
+        lineage=lineage,
+        seconds=seconds,
+        machines=machines.count,
+        threads_per_task=threads_per_task,
+    )
 
 
 @dataclass(frozen=True)

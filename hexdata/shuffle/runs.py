@@ -58,7 +58,7 @@ PARALLEL_READS: Final = 8
 MAX_READ_BYTES: Final = 1 << 23
 """Maximum bytes of the reads at a time, unless one is larger. A client holds twice as much while it reads."""
 MAX_COPY_BYTES: Final = 1 << 25
-"""Maximum bytes of the reads at a time while runs are copied, when a thread holds no rows."""
+"""Maximum bytes of ``PARALLEL_READS`` reads at a time while runs are copied, when threads hold no rows."""
 _INDEX: Final = np.dtype(
     [
         ("unit", "<u4"),
@@ -221,6 +221,10 @@ class RunIndex:
             RunPiece(self._path(run), rows, size, offset, length, checksum)
             for run, _, rows, size, offset, length, checksum in table.tolist()
         ]
+
+    def stored_bytes(self, units: range) -> int:
+        """Return the number of bytes of the pieces of some consecutive units in the runs."""
+        return int(self.table["length"][self._rows_of(units)].sum(dtype=np.int64))
 
     def spans(self) -> list[tuple[AnyPath, int, int]]:
         """Return, for each run with pieces of these units, the byte range that contains all of them.
@@ -456,7 +460,8 @@ class RunCopy:
             for path, start, stop in spans
             for begin in range(start, stop, RANGE_BYTES)
         )
-        reads = read_ahead(_read_span, ranges, parallel, size_of=_length_of_span, max_bytes=MAX_COPY_BYTES)
+        most = MAX_COPY_BYTES * parallel // PARALLEL_READS
+        reads = read_ahead(_read_span, ranges, parallel, size_of=_length_of_span, max_bytes=most)
         with closing(reads):
             for (path, start, _), content in reads:
                 self._offsets.setdefault(path, self._file.tell() - start)

@@ -19,7 +19,7 @@ from hexdata.errors import BudgetError, StoreError
 from hexdata.progress import Progress
 from hexdata.retry import RetryPolicy
 from hexdata.selection import BalanceRow, Duplicates
-from hexdata.shuffle.layout import Bucket, Job, ShuffleLayout, Slice, group_jobs, jobs_per_group
+from hexdata.shuffle.layout import Job, ShuffleLayout, Slice, group_jobs, jobs_per_group
 from hexdata.shuffle.log import Log
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import FOLDERS, ShufflePlan, estimate_shuffle, free_space
@@ -29,6 +29,7 @@ from hexdata.shuffle.tasks import (
     ShuffleTasks,
     SortedBucket,
     TaskReport,
+    ThreadMonitor,
     WrittenBucket,
     scatter_slice,
     sort_jobs,
@@ -325,40 +326,24 @@ def _file_facts(bucket: SortedBucket) -> FileFacts:
     return FileFacts(bucket.rows, bucket.bytes, bucket.sha256)
 
 
-class _ThreadMonitor:
-    """Passes a worker's reports to the calling thread."""
-
-    def __init__(self, threads: ThreadPool, bookkeeping: _Bookkeeping) -> None:
-        self._call = threads.call_in_caller
-        self._bookkeeping = bookkeeping
-        self.interrupts = threads.interrupts
-        self.check = threads.check
-        self.sleep = threads.sleep
-
-    def log(self, line: str) -> None:
-        self._call(self._bookkeeping.log.line, line)
-
-    def advance(self, bucket: Bucket, rows: int) -> None:
-        self._call(self._bookkeeping.advance, bucket.name, rows)
-
-    def finish(self, written: WrittenBucket) -> None:
-        self._call(self._bookkeeping.finish, written)
-
-
 class _Bookkeeping:
     """The ledger, progress and log of a shuffle. Used only by the calling thread."""
 
     def __init__(self, ledger: Ledger, progress: Progress, log: Log) -> None:
         self.ledger = ledger
         self.progress = progress
-        self.log = log
+        self._log = log
         self._reported: dict[str, int] = {}
         """Number of rows of each bucket that have been reported to the progress."""
 
-    def advance(self, bucket: str, rows: int) -> None:
+    def log(self, line: str) -> None:
+        """Append a line to the log."""
+        self._log.line(line)
+
+    def advance(self, name: str, rows: int) -> None:
         """Report the rows of a bucket. If it is written again, already reported rows are not counted."""
-        before = self._reported.get(bucket, 0)
-        self._reported[bucket] = max(rows, before)
+        before = self._reported.get(name, 0)
+        self._reported[name] = max(rows, before)
         self.progress.advance(max(rows - before, 0))
 
     def finish_slice(self, slice_: Slice, sizes: list[int]) -> None:
@@ -371,7 +356,7 @@ class _Bookkeeping:
         self.ledger.finish_buffered(written.name, written.facts.to_json())
         self.advance(written.name, written.facts.rows)
         if written.seconds is not None:
-            self.log.work(written.name, written.facts.rows, written.seconds, written.peak)
+            self._log.work(written.name, written.facts.rows, written.seconds, written.peak)
 
 
 class _Phases:
@@ -408,17 +393,21 @@ class _Phases:
         return {name: SortedBucket(**self.ledger[name]) for name in names}
 
     def _run_remotely(
-        self, function: Callable[..., TaskReport], tasks: Iterator[tuple[Any, ...]]
+        self, function: Callable[..., TaskReport], tasks: Iterator[tuple[Any, ...]], *, cores: int = 1
     ) -> Iterator[TaskReport]:
         """Run tasks in separate processes, and yield each report after its lines are logged."""
         threads = self.prepared.limits.threads
-        memory = self.run.options.memory // threads
         results = self.run.engine.run(
-            partial(function, self.tasks), tasks, workers=threads, memory=memory, copies=True
+            partial(function, self.tasks),
+            tasks,
+            workers=threads // cores,
+            memory=self.run.options.memory // threads * cores,
+            copies=True,
+            cores=cores,
         )
         for _, report in results:
             for line in report.lines:
-                self.bookkeeping.log.line(line)
+                self.bookkeeping.log(line)
             yield report
 
     # --- phase 1 --------------------------------------------------------------------------------------
@@ -444,7 +433,7 @@ class _Phases:
 
     def _scatter_in_threads(self, tasks: Iterator[tuple[Slice, str]]) -> None:
         threads = ThreadPool(self.prepared.limits.threads)
-        monitor = _ThreadMonitor(threads, self.bookkeeping)
+        monitor = ThreadMonitor(threads, self.bookkeeping)
 
         def scatter(task: tuple[Slice, str]) -> None:
             sizes = self.tasks.scatter(*task, monitor)
@@ -474,6 +463,7 @@ class _Phases:
         self.run.progress.begin("sort", sum(self.prepared.selection.rows.values()), "positions")
         self.run.progress.advance(sum(self.ledger[name]["rows"] for name in done))
         names = (name for slice_ in self.layout.slices for name, _ in self._runs(slice_))
+        group = self._jobs_per_group(len(todo))
         try:
             with closing(MergedRunIndex((self.run.runs / name for name in names), self.run.spill)) as runs:
                 tasks = (
@@ -482,10 +472,10 @@ class _Phases:
                         jobs,
                         done.intersection(bucket.name for job in jobs for bucket in job.buckets),
                     )
-                    for jobs in group_jobs(todo, self._jobs_per_group(len(todo)))
+                    for jobs in group_jobs(todo, group)
                 )
                 if self.run.machines.separate:
-                    self._sort_remotely(tasks)
+                    self._sort_remotely(tasks, min(group, self.prepared.threads_per_task))
                 else:
                     self._sort_in_threads(tasks)
         finally:
@@ -499,17 +489,18 @@ class _Phases:
         job_bytes = sum(sizes) / len(self.layout.jobs)
         if not job_bytes:
             return 1
-        threads = self.prepared.limits.threads * self.prepared.machines
-        return jobs_per_group(jobs, len(sizes), job_bytes, threads)
+        made = self.prepared
+        return jobs_per_group(jobs, len(sizes), job_bytes, made.sort_tasks, made.threads_per_task)
 
     def _sort_in_threads(self, tasks: Iterator[_SortTask]) -> None:
         threads = ThreadPool(self.prepared.limits.threads)
-        monitor = _ThreadMonitor(threads, self.bookkeeping)
+        monitor = ThreadMonitor(threads, self.bookkeeping)
         threads.run(tasks, lambda task: self.tasks.sort(*task, monitor))
 
-    def _sort_remotely(self, tasks: Iterator[_SortTask]) -> None:
-        arguments = ((*task, self._record_of(task[1])) for task in tasks)
-        for report in self._run_remotely(sort_jobs, arguments):
+    def _sort_remotely(self, tasks: Iterator[_SortTask], threads: int) -> None:
+        """Run tasks that sort their jobs with a number of threads each."""
+        arguments = ((*task, self._record_of(task[1]), threads) for task in tasks)
+        for report in self._run_remotely(sort_jobs, arguments, cores=threads):
             for written in report.written:
                 self.bookkeeping.finish(written)
 

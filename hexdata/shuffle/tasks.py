@@ -12,6 +12,7 @@ import math
 import os
 import tempfile
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ from hexdata.shuffle.runs import (
     run_schema,
     write_run,
 )
+from hexdata.shuffle.thread_pool import ThreadPool
 from hexdata.storage import AnyPath, is_disk_full, storage_of
 from hexdata.store.arrow_memory import release_memory
 from hexdata.store.files import FileFacts
@@ -54,7 +56,9 @@ __all__ = [
     "ShuffleTasks",
     "SortedBucket",
     "TaskMonitor",
+    "TaskReceiver",
     "TaskReport",
+    "ThreadMonitor",
     "WrittenBucket",
     "scatter_slice",
     "sort_jobs",
@@ -101,15 +105,25 @@ class WrittenBucket(NamedTuple):
     peak: int
 
 
-class TaskMonitor(Protocol):
-    """Receives the progress of a task. Each method may raise to stop the task."""
+class TaskReceiver(Protocol):
+    """Receives the reports of a task. Each method may raise to stop the task."""
+
+    def log(self, line: str) -> None:
+        """Receive a line for the log."""
+
+    def advance(self, name: str, rows: int) -> None:
+        """Receive the number of rows of a bucket that have been written so far."""
+
+    def finish(self, written: WrittenBucket) -> None:
+        """Receive a bucket that has been published."""
+
+
+class TaskMonitor(TaskReceiver, Protocol):
+    """Receives the reports of a task and can stop it."""
 
     @property
     def interrupts(self) -> Interrupts | None:
         """Lets another thread interrupt the task's queries; None if that is not possible."""
-
-    def log(self, line: str) -> None:
-        """Receive a line for the log."""
 
     def check(self) -> None:
         """Raise if the task must stop."""
@@ -117,11 +131,33 @@ class TaskMonitor(Protocol):
     def sleep(self, seconds: float) -> None:
         """Wait for some seconds before the next attempt."""
 
-    def advance(self, bucket: Bucket, rows: int) -> None:
-        """Receive the number of rows of a bucket that have been written so far."""
+
+class ThreadMonitor:
+    """The monitor of tasks in the threads of a pool. It passes their reports to the calling thread.
+
+    Args:
+        threads: Pool that runs the tasks.
+        receiver: Receives the reports, in the thread that called ``threads.run``.
+    """
+
+    def __init__(self, threads: ThreadPool, receiver: TaskReceiver) -> None:
+        self._call = threads.call_in_caller
+        self._receiver = receiver
+        self.interrupts: Interrupts | None = threads.interrupts
+        self.check = threads.check
+        self.sleep = threads.sleep
+
+    def log(self, line: str) -> None:
+        """Pass on a line for the log."""
+        self._call(self._receiver.log, line)
+
+    def advance(self, name: str, rows: int) -> None:
+        """Pass on the number of rows of a bucket."""
+        self._call(self._receiver.advance, name, rows)
 
     def finish(self, written: WrittenBucket) -> None:
-        """Receive a bucket that has been published."""
+        """Pass on a published bucket."""
+        self._call(self._receiver.finish, written)
 
 
 @dataclass(frozen=True)
@@ -223,7 +259,9 @@ class ShuffleTasks:
 
     # --- phase 2 --------------------------------------------------------------------------------------
 
-    def sort(self, runs: RunIndex, jobs: Sequence[Job], done: set[str], monitor: TaskMonitor) -> None:
+    def sort(
+        self, runs: RunIndex, jobs: Sequence[Job], done: set[str], monitor: TaskMonitor, threads: int = 1
+    ) -> None:
         """Phase 2: write the buckets of jobs that are not in ``done``, and add each of them to ``done``.
 
         Args:
@@ -231,47 +269,84 @@ class ShuffleTasks:
             jobs: Buckets and their units, which are consecutive.
             done: Names of the buckets that are already written.
             monitor: Receives the progress.
+            threads: Number of threads that sort, from one copy of the pieces (default: 1, this thread).
 
         Raises:
             StoreError: A run is missing or damaged.
         """
         todo = [job for job in jobs if not all(bucket.name in done for bucket in job.buckets)]
-        if not todo:
+        while todo:
+            count = self._jobs_to_copy(runs, todo, monitor, threads)
+            batch = todo[: count or len(todo)]
+            todo = todo[len(batch) :]
+            pieces = runs.only(_units_of(batch))
+            if count:
+                with self._copied(pieces, batch[0].buckets[0].name, monitor, threads) as copy:
+                    self._sort_batch(copy, batch, done, monitor, threads)
+            else:
+                self._sort_batch(pieces, batch, done, monitor, threads)
+
+    def _sort_batch(
+        self, runs: RunIndex | RunCopy, jobs: list[Job], done: set[str], monitor: TaskMonitor, threads: int
+    ) -> None:
+        if threads == 1 or len(jobs) == 1:
+            for job in jobs:
+                self._sort_job(runs, job, done, monitor)
             return
-        units = range(todo[0].units.start, todo[-1].units.stop)
-        with self._copied(runs.only(units), len(units), todo[0].buckets[0].name, monitor) as pieces:
-            for job in todo:
-                self._sort_job(pieces, job, done, monitor)
+        pool = ThreadPool(min(threads, len(jobs)))
+        thread_monitor = ThreadMonitor(pool, monitor)
+        pool.run(jobs, lambda job: self._sort_job(runs, job, done, thread_monitor))
+
+    def _jobs_to_copy(self, runs: RunIndex, jobs: list[Job], monitor: TaskMonitor, threads: int) -> int:
+        """Return the number of first jobs whose pieces are to be copied to this machine; 0 for none.
+
+        Pieces on a disk of this machine, those of a single unit and large pieces are not copied. If the disk
+        is too full for all jobs, their pieces are copied one part after the other.
+        """
+        units = _units_of(jobs)
+        if storage_of(self.folder).local is not None or len(units) == 1:
+            return 0
+        sizes = [runs.stored_bytes(range(units.start, job.units.stop)) for job in jobs]
+        if sizes[-1] >= len(runs.names) * len(units) * RANGE_BYTES:
+            return 0
+        free = self._free_space()
+        count = bisect_right(sizes, free * COPY_SHARE)
+        if count == len(jobs):
+            return count
+        count -= count % threads if count > threads else 0
+        name = jobs[0].buckets[0].name
+        if not count or jobs[count - 1].units.stop - units.start == 1:
+            reason = f"are not copied: {os.strerror(errno.ENOSPC)}"
+            count = 0
+        else:
+            reason = f"are copied in parts, {sizes[count - 1]:,} bytes now"
+        monitor.log(f"{name}: {sizes[-1]:,} bytes of pieces {reason}; {free:,} bytes free")
+        return count
+
+    def _free_space(self) -> int:
+        """Return the number of free bytes on the disk for copies of runs."""
+        return storage_of(self.spill or Path(tempfile.gettempdir())).free_space() or 0
 
     @contextmanager
     def _copied(
-        self, runs: RunIndex, units: int, name: str, monitor: TaskMonitor
+        self, runs: RunIndex, name: str, monitor: TaskMonitor, threads: int
     ) -> Iterator[RunIndex | RunCopy]:
-        """Copy the pieces of several units from an object store to this machine, unless they are large.
+        """Copy the pieces of several units from an object store to this machine.
 
-        If the disk is too full, the runs themselves are yielded.
+        If the disk becomes full, the runs themselves are yielded.
         """
-        if storage_of(self.folder).local is not None or units == 1:
-            yield runs
-            return
-        spans = [stop - start for _, start, stop in runs.spans()]
-        free = storage_of(self.spill or Path(tempfile.gettempdir())).free_space() or 0
         copies: list[RunCopy] = []
 
         def attempt() -> None:
-            copies.append(RunCopy(runs, self.spill, PARALLEL_READS, monitor.check))
+            copies.append(RunCopy(runs, self.spill, PARALLEL_READS * threads, monitor.check))
 
-        if sum(spans) < len(spans) * units * RANGE_BYTES:
-            try:
-                if sum(spans) > free * COPY_SHARE:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                self._run(name, attempt, monitor)
-            except OSError as error:
-                if not is_disk_full(error):
-                    raise
-                monitor.log(
-                    f"{name}: {sum(spans):,} bytes of pieces are not copied: {error}; {free:,} bytes free"
-                )
+        try:
+            self._run(name, attempt, monitor)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            free = self._free_space()
+            monitor.log(f"{name}: its pieces are not copied: {error}; {free:,} bytes free")
         try:
             yield copies[0] if copies else runs
         finally:
@@ -395,6 +470,11 @@ class ShuffleTasks:
             yield RunIndex.read(paths)
 
 
+def _units_of(jobs: Sequence[Job]) -> range:
+    """Return the units of consecutive jobs, and those between them."""
+    return range(jobs[0].units.start, jobs[-1].units.stop)
+
+
 def _check_positions(rows: pa.Table) -> None:
     """Check that the positions are valid for the readers of shards.
 
@@ -433,7 +513,7 @@ class _CountedRows:
             yield table
             count += table.num_rows
             self.policies += table.num_rows - table.column("policy").null_count
-            self.monitor.advance(self.bucket, count)
+            self.monitor.advance(self.bucket.name, count)
 
 
 @dataclass
@@ -468,7 +548,7 @@ class TaskReport:
         """Wait for some seconds."""
         time.sleep(seconds)
 
-    def advance(self, bucket: Bucket, rows: int) -> None:
+    def advance(self, name: str, rows: int) -> None:
         """Do nothing: only complete buckets are reported."""
 
     def finish(self, written: WrittenBucket) -> None:
@@ -497,7 +577,12 @@ class _RecordingReport(TaskReport):
 
 
 def sort_jobs(
-    tasks: ShuffleTasks, runs: RunIndex, jobs: list[Job], done: set[str], record: AnyPath | None
+    tasks: ShuffleTasks,
+    runs: RunIndex,
+    jobs: list[Job],
+    done: set[str],
+    record: AnyPath | None,
+    threads: int = 1,
 ) -> TaskReport:
     """Run :meth:`ShuffleTasks.sort` in a separate process and return its report.
 
@@ -508,6 +593,7 @@ def sort_jobs(
         done: Names of the buckets that are already written.
         record: Ledger of the buckets that this task writes, which are not written again if it is repeated;
             None for no record.
+        threads: Number of threads that sort (default: 1).
     """
     ledger = None if record is None else Ledger(record, "shuffle", tasks.plan, SortedBucket)
     report = _RecordingReport(ledger=ledger)
@@ -516,5 +602,5 @@ def sort_jobs(
             report.log(f"{name}: written by an earlier attempt")
             report.written.append(WrittenBucket(name, SortedBucket(**ledger[name]), None, 0))
             done.add(name)
-    tasks.sort(runs, jobs, done, report)
+    tasks.sort(runs, jobs, done, report, threads)
     return TaskReport(lines=report.lines, written=report.written)

@@ -47,6 +47,8 @@ experiments, which exists only in the process."""
 _ONE_NAME: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 """Aliases, with the protocol that replaces them: all writers of a store must use the same address."""
 
+MAX_CONNECTIONS: Final = 128
+"""Maximum number of open connections to S3: eight for each thread of a machine with 16 cores."""
 _URL: Final = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*):/{1,2}(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _SECRET: Final = re.compile(
     r"(?<=://)(?:[^/?\s]+|(?<!http://)(?<!https://)[^/?@:\s]+:[^?@\s]+)@"
@@ -62,6 +64,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
             "retries": {"total_max_attempts": 1},  # ``REQUESTS`` is the only policy
             "connect_timeout": CONNECT_TIMEOUT,
             "read_timeout": READ_TIMEOUT,
+            "max_pool_connections": MAX_CONNECTIONS,
             # With a part of an object, rclone sends the checksum of the whole. hexdata compares digests.
             "response_checksum_validation": "when_required",
         },

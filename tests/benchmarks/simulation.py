@@ -139,7 +139,8 @@ class _Run:
 
     def run(self) -> Outcome:
         """Assign tasks to free cores until all are done."""
-        free = [machine for _ in range(self.cluster.cores) for machine in range(self.cluster.machines)][::-1]
+        slots = self.phase.slots or self.cluster.cores
+        free = [machine for _ in range(slots) for machine in range(self.cluster.machines)][::-1]
         todo = [(task, index, 0) for index, task in enumerate(self.phase.tasks)][::-1]
         now = end = self.driver.take(0.0, self.phase.before)
         done = 0
@@ -268,7 +269,7 @@ class _Run:
     def _used(self) -> dict[str, float]:
         """Return the utilization of each kind of resource, as a mean."""
         seconds = self.outcome.seconds or 1.0
-        cores = self.cluster.machines * self.cluster.cores
+        cores = self.cluster.machines * (self.phase.slots or self.cluster.cores)
         links = [pipe.busy for own in self.machines for pipe in (own.network_in, own.network_out)]
         return {
             "cores": self.outcome.work / cores / seconds,

@@ -6,6 +6,7 @@ measured rates give the times.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf, isqrt
@@ -24,7 +25,7 @@ from hexdata.shuffle.layout import (
     make_limits,
     row_bytes,
 )
-from hexdata.shuffle.runs import PARALLEL_READS
+from hexdata.shuffle.runs import PARALLEL_READS, RANGE_BYTES
 
 N = 13
 SHARES: Final = {"val": ConvertOptions.val, "test": ConvertOptions.test}
@@ -116,6 +117,7 @@ class Cluster:
         skew: standard deviation of the logarithm of the share that each machine receives of what is sent.
         queue: seconds of requests that may wait for the store; it refuses further ones.
         separate: whether each task is a process of its own.
+        request, receive: seconds of a core per read request, and per byte that it returns.
     """
 
     machines: int
@@ -137,6 +139,8 @@ class Cluster:
     skew: float = 0.0
     queue: float = inf
     separate: bool = True
+    request: float = 0.0
+    receive: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -144,11 +148,12 @@ class Design:
     """How the shuffle transfers rows from slices to units.
 
     Attributes:
-        exchange: ``runs``: one file per slice, from which a unit reads its pieces; ``groups``: the same, but
-            a task first copies the pieces of a group of neighbouring units to the disk of its machine, with
-            one read per run; ``machine-groups``: the same with one group for all cores of a machine, which
-            hexdata does not do; ``objects``: one file per piece; ``two-level``: runs of groups of units, cut
-            once more; ``push``: pieces are sent to the machine that sorts them, which keeps them on its disk.
+        exchange: ``runs``: one file per slice, from which a unit reads its pieces; ``machine-groups``: the
+            same, but a task first copies the pieces of a group of neighbouring units to the disk of its
+            machine, with one read per run, and sorts them on all cores, as hexdata does with object stores;
+            ``groups``: the same with a group for each core, as earlier versions did; ``objects``: one file
+            per piece; ``two-level``: runs of groups of units, cut once more; ``push``: pieces are sent
+            to the machine that sorts them, which keeps them on its disk.
         parallel: number of pieces that a task requests at a time.
     """
 
@@ -199,6 +204,7 @@ class Phase:
         again: tasks that are added when a machine stops, to send again what was sent to it.
         receiving: whether the machines still receive in this phase. If so, only as many of these tasks are
             added as tasks of the phase are done.
+        slots: tasks that a machine runs at a time; 0 for one per core.
     """
 
     name: str
@@ -209,6 +215,7 @@ class Phase:
     index: float = 0.0
     again: Sequence[Task] = ()
     receiving: bool = False
+    slots: int = 0
 
 
 def split_rows(positions: int) -> dict[str, int]:
@@ -294,8 +301,6 @@ def shuffle(layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Desig
     yield _scatter(layout, cuts, rates, cluster, design)
     if design.exchange == "two-level":
         yield _recut(layout, groups, rates, cluster, design)
-    if design.exchange in ("groups", "machine-groups"):
-        yield _fetch(layout, rates, cluster, design)
     yield _sort(layout, groups, rates, cluster, design)
 
 
@@ -331,27 +336,6 @@ def _sent_again(tasks: Sequence[Task], cluster: Cluster) -> list[Task]:
     return [replace(task, positions=0, kept=task.kept * share, sent=task.sent * share) for task in tasks]
 
 
-def _fetch(layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Design) -> Phase:
-    """Return a task per group of units, which copies its pieces of all runs to the disk of its machine.
-
-    In hexdata the task that copies a group also sorts its units; here all groups are copied first.
-    """
-    runs, jobs = len(layout.slices), layout.jobs
-    size = layout.positions * rates.run_bytes + runs * layout.units * rates.piece_bytes
-    if design.exchange == "machine-groups":
-        groups = min(2 * cluster.machines, layout.units)
-        count = groups * cluster.cores
-    else:
-        per_group = jobs_per_group(len(jobs), runs, size / len(jobs), cluster.machines * cluster.cores)
-        count = groups = -(-len(jobs) // per_group)
-    shares = zip(even(layout.positions, count), even(runs * groups, count), strict=True)
-    tasks = [
-        Task(rows, reads * rates.piece_read, size / count, kept=size / count, gets=reads, puts=0, objects=0)
-        for rows, reads in shares
-    ]
-    return Phase("fetch", tasks, dispatch=rates.dispatch + cluster.dispatch, parallel=design.parallel)
-
-
 def _recut(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, design: Design) -> Phase:
     """Return as many tasks as slices: each reads its group's pieces of as many runs as make a slice."""
     cuts = -(-layout.units // groups)
@@ -360,6 +344,7 @@ def _recut(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, d
         rows = part.stop - part.start
         work = rows * rates.recut + groups * rates.piece_read + cuts * rates.piece_write
         read = rows * rates.run_bytes + groups * rates.piece_bytes
+        work += _receiving(groups, read, cluster)
         size = rows * rates.run_bytes + cuts * rates.piece_bytes
         tasks.append(Task(rows, work, read, size, gets=groups, puts=uploads(size)))
     dispatch = rates.dispatch + cluster.dispatch + rates.ledger
@@ -382,11 +367,15 @@ def _sort(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, de
         task = Task(
             rows, work, size, result, gets=pieces, puts=count * uploads(result / count), objects=count
         )
-        if design.exchange in ("groups", "machine-groups", "push"):
+        if design.exchange == "push":
             task = replace(task, read=0.0, loaded=size, gets=0)
+        elif design.exchange not in ("groups", "machine-groups"):
+            task = replace(task, work=work + _receiving(pieces, size, cluster))
         tasks.append(task)
     dispatch = rates.dispatch + cluster.dispatch + rates.ledger
     phase = Phase("sort", tasks, dispatch=dispatch, parallel=design.parallel)
+    if design.exchange in ("groups", "machine-groups"):
+        phase = _in_groups(phase, layout, rates, cluster, design)
     if design.exchange == "push":
         phase = replace(
             phase, again=_sent_again(_scatter(layout, layout.units, rates, cluster, design).tasks, cluster)
@@ -394,6 +383,43 @@ def _sort(layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster, de
     if design.exchange in ("objects", "push"):
         return phase
     return _indexed(phase, layout, groups, rates, cluster)
+
+
+def _in_groups(phase: Phase, layout: ShuffleLayout, rates: Rates, cluster: Cluster, design: Design) -> Phase:
+    """Return the sorting phase with a task per group of jobs, on one core or on all cores of a machine.
+
+    A task copies the pieces of its group to the disk of its machine, and then sorts its jobs from there.
+    """
+    threads = cluster.cores if design.exchange == "machine-groups" else 1
+    slots = cluster.cores // threads
+    runs, jobs = len(layout.slices), phase.tasks
+    size = sum(job.read for job in jobs) / len(jobs)
+    per_group = jobs_per_group(len(jobs), runs, size, cluster.machines * slots, threads)
+    tasks = []
+    for start in range(0, len(jobs), per_group):
+        own = jobs[start : start + per_group]
+        free = [0.0] * min(threads, len(own))
+        for job in own:
+            heapq.heapreplace(free, free[0] + job.work)
+        read = sum(job.read for job in own)
+        gets = runs * ceil(read / runs / RANGE_BYTES)
+        task = Task(
+            positions=sum(job.positions for job in own),
+            work=max(free) + _receiving(gets, read, cluster),
+            read=read,
+            written=sum(job.written for job in own),
+            loaded=2 * read,
+            gets=gets,
+            puts=sum(job.puts for job in own),
+            objects=sum(job.objects for job in own),
+        )
+        tasks.append(task)
+    return replace(phase, tasks=tasks, parallel=design.parallel * threads, slots=slots)
+
+
+def _receiving(gets: int, size: float, cluster: Cluster) -> float:
+    """Return the seconds of a core to send requests and to receive their answers."""
+    return gets * cluster.request + size * cluster.receive
 
 
 def _indexed(phase: Phase, layout: ShuffleLayout, groups: int, rates: Rates, cluster: Cluster) -> Phase:

@@ -85,6 +85,7 @@ class Inline:
         workers: int,
         memory: int,
         copies: bool = False,
+        cores: int = 1,
     ) -> Iterator[tuple[int, Any]]:
         for index, task in enumerate(tasks):
             begin = time.process_time()
@@ -140,7 +141,14 @@ class _Weighing(Inline):
         self.spools = 0
 
     def run(
-        self, function: Any, tasks: Any, *, workers: int, memory: int, copies: bool = False
+        self,
+        function: Any,
+        tasks: Any,
+        *,
+        workers: int,
+        memory: int,
+        copies: bool = False,
+        cores: int = 1,
     ) -> Iterator[tuple[int, Any]]:
         for index, result in super().run(function, tasks, workers=workers, memory=memory):
             if function_name(function) == "read_source":

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hexdata.engine.local import LocalEngine
+from hexdata.engine.protocol import Machines
 from hexdata.order import sort_key
-from hexdata.shuffle import ShuffleOptions
+from hexdata.progress import Silent
+from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
 from hexdata.shuffle.prepare import prepare
 from hexdata.shuffle.runs import PARALLEL_READS, RunCopy, RunIndex, as_run, read_pieces, write_run
 from hexdata.storage import RemotePath
@@ -35,6 +39,8 @@ ANSWER = 0.03
 """Seconds until the server answers. S3 takes 0.1 to 0.2 s."""
 READY = os.environ.get("HEXDATA_BENCH_STORE")
 """A store that is there already, instead of one made for the benchmarks; it is copied."""
+THREADS = 2
+"""Threads of the shuffles on a machine."""
 SHUFFLE = """
 import sys
 from hexdata.shuffle import ShuffleOptions, shuffle_store
@@ -146,3 +152,69 @@ def test_pieces_on_s3(
     benchmark.extra_info.update(ratio=serial[0] / copied[0], units=RUNS * UNITS)
     assert (serial[1], copied[1]) == (RUNS * UNITS, RUNS * UNITS // GROUP)
     assert serial[0] / copied[0] >= LEAST_PIECE_RATIO
+
+
+class SeparateEngine(LocalEngine):
+    """The local engine with the interface of a remote one: its tasks share the work in the store.
+
+    Args:
+        cores: Cores of a task that sorts a group of units.
+    """
+
+    def __init__(self, cores: int) -> None:
+        self._cores = cores
+
+    @property
+    def machines(self) -> Machines:
+        return Machines(1, THREADS, separate=True, sizes=((self._cores, inf),) * (THREADS // self._cores))
+
+
+class SortClock(Silent):
+    """Records when the second phase begins."""
+
+    begin_sort = 0.0
+
+    def begin(self, stage: str, total: int | None, unit: str) -> None:
+        if stage == "sort":
+            self.begin_sort = time.perf_counter()
+
+
+def test_groups_of_a_machine_on_s3(
+    benchmark: Any,
+    bucket: RemotePath,
+    object_store: ObjectStore,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    report: Callable[[str], None],
+) -> None:
+    """The second phase of the shuffle with a group for each task of one core, and for all cores."""
+    monkeypatch.setattr(layout, "MAX_ROWS", 1 << 15)  # as many pieces as in a much larger store
+    found = []
+
+    def shuffle(store: RemotePath, cores: int) -> None:
+        clock, options = SortClock(), ShuffleOptions(threads=THREADS, buckets=UNITS)
+        shuffle_store(store, options, clock, engine=SeparateEngine(cores))
+        found.append(time.perf_counter() - clock.begin_sort)
+
+    def measure(cores: int, run: Callable[..., Any]) -> tuple[float, int, int, dict[str, str]]:
+        store = bucket / f"store-{cores}"
+        put_store(source, store)
+        object_store.requests()
+        run(store, cores)
+        paths = object_store.requests()
+        reads = sum(method == "GET" and "/run-" in path for method, path in paths)
+        files = store.fs.find((store / "shuffled").path)
+        data = {name.partition("/shuffled/")[2]: store.fs.cat_file(name) for name in files}
+        return found[-1], reads, len(paths), digests(data)
+
+    object_store.fail(Fault("GET", "/runs/", delay=ANSWER, count=10**9))
+    whole = measure(THREADS, lambda *arguments: benchmark.pedantic(shuffle, args=arguments, rounds=1))
+    each = measure(1, shuffle)
+    object_store.fail()
+    for name, (seconds, reads, requests, _) in (("a core", each), ("a machine", whole)):
+        report(
+            f"groups of {name}: {reads:,} reads of runs, {requests:,} requests, phase 2 in {seconds:.1f} s"
+        )
+    benchmark.extra_info.update(ratio=each[0] / whole[0], reads=each[1] / whole[1])
+    assert each[3] == whole[3]
+    assert whole[1] < each[1]

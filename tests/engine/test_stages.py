@@ -28,7 +28,7 @@ from hexdata.engine import ray as ray_engine_module
 from hexdata.engine.local import LocalEngine
 from hexdata.engine.node_check import open_node_check
 from hexdata.engine.protocol import Machines, function_name
-from hexdata.errors import EngineError, StoreError
+from hexdata.errors import BudgetError, EngineError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.pipeline import Config, run_config
 from hexdata.progress import Silent
@@ -306,6 +306,7 @@ class Recorder(LocalEngine):
         workers: int,
         memory: int,
         copies: bool = False,
+        cores: int = 1,
     ) -> Iterator[tuple[int, Any]]:
         self.calls[function_name(function)] = (workers, memory)
         return super().run(function, tasks, workers=1, memory=memory)
@@ -365,6 +366,9 @@ def test_cpu_and_memory_of_tasks_are_declared_to_ray(ray_engine: Engine) -> None
     ((_, taken),) = ray_engine.run(eval, [(RESOURCES,)], workers=1, memory=memory)
     assert taken["CPU"] == 1
     assert taken["memory"] > memory  # plus the memory of a Ray worker
+    with pytest.raises(BudgetError, match="no machine of the cluster is large enough for a task") as caught:
+        list(ray_engine.run(eval, [("1",)], workers=1, memory=memory, cores=2))
+    assert caught.value.found == "1 CPUs"
     ((_, taken),) = ray_engine.run_light(eval, [(RESOURCES,)], workers=1)
     assert taken["CPU"] == 1
     assert taken["memory"] > 150 << 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +40,18 @@ if TYPE_CHECKING:
 RUNS, UNITS = 5, 12
 SCHEMA = run_schema(BOARD_SIZE)
 SHUFFLE = ShuffleOptions(seed=5, buckets=6, threads=1)
+DISK = 1 << 40
 
 
 class SeparateEngine(LocalEngine):
     """The local engine with the interface of a remote one. Its tasks share the work in the store."""
 
+    def __init__(self, cores: int = 1) -> None:
+        self.cores = cores
+
     @property
     def machines(self) -> Machines:
-        return Machines(1, 1, separate=True)
+        return Machines(1, self.cores, separate=True)
 
 
 @pytest.fixture
@@ -109,7 +114,7 @@ def test_a_copy_of_a_damaged_run_is_refused(paths: list[UPath], tmp_path: Path) 
     assert list(spill.iterdir()) == []
 
 
-@pytest.mark.parametrize("free", [1 << 40, 0])
+@pytest.mark.parametrize(("threads", "free"), [(1, DISK), (2, DISK), (1, 0), (2, 0), (2, 30_000)])
 def test_a_shuffle_with_copies_gives_the_same_bytes(
     trmph_store: Path,
     bucket: UPath,
@@ -117,9 +122,10 @@ def test_a_shuffle_with_copies_gives_the_same_bytes(
     store_bytes: StoreBytes,
     object_store: ObjectStore,
     monkeypatch: pytest.MonkeyPatch,
+    threads: int,
     free: int,
 ) -> None:
-    """Also if the disk has no space for them."""
+    """With one thread or with all threads of a machine, also if the disk has no space for them, or little."""
     monkeypatch.setattr(layout, "MAX_ROWS", 700)
     monkeypatch.setattr(layout, "PIECE_ROWS", 1)
     store = copy_store(trmph_store)
@@ -127,52 +133,62 @@ def test_a_shuffle_with_copies_gives_the_same_bytes(
     expected = {name: digest for name, digest in store_bytes(store).items() if name not in DERIVED}
     put_store(trmph_store, bucket / "store")
     sorted_jobs: list[int] = []
+    parts: list[int] = []
     original = tasks_module.sort_jobs
 
-    def sort_jobs(tasks: Any, runs: Any, jobs: list[Job], done: set[str], record: Any) -> Any:
+    def sort_jobs(
+        tasks: Any, runs: Any, jobs: list[Job], done: set[str], record: Any, threads_: int = 1
+    ) -> Any:
         object_store.requests()
-        report = original(tasks, runs, jobs, set(done), record)
+        report = original(tasks, runs, jobs, set(done), record, threads_)
         units, named = len({job.units.start for job in jobs}), len(runs.names)
         sorted_jobs.append(len(jobs))
-        assert run_requests(object_store) == (named if free else units * named)
+        parts.append(1 + sum("are copied in parts" in line for line in report.lines))
+        assert threads_ == min(threads, max(sorted_jobs))
+        assert run_requests(object_store) <= (named * parts[-1] if free else units * named)
         assert any("are not copied" in line for line in report.lines) == (not free and units > 1)
-        if len(jobs) > 1:
-            again = original(
-                tasks, runs, jobs, done, record
-            )  # as an engine repeats the task of a dead worker
+        if len(jobs) > 1:  # as an engine repeats the task of a dead worker
+            again = original(tasks, runs, jobs, done, record, threads_)
             assert run_requests(object_store) == 0
-            assert [one.facts for one in again.written] == [one.facts for one in report.written]
+            assert {(one.name, one.facts) for one in again.written} == {
+                (one.name, one.facts) for one in report.written
+            }
         return report
 
     monkeypatch.setattr("hexdata.shuffle.stage.sort_jobs", sort_jobs)
     monkeypatch.setattr("hexdata.storage.local.LocalStorage.free_space", lambda self: free)
-    shuffle_store(bucket / "store", SHUFFLE, engine=SeparateEngine())
+    shuffle_store(bucket / "store", replace(SHUFFLE, threads=threads), engine=SeparateEngine(threads))
     assert bytes_of(bucket / "store") == expected
-    assert max(sorted_jobs) > 1
+    assert max(sorted_jobs) >= max(threads, 2)
+    assert (max(parts) > 1) == (0 < free < DISK)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 def test_buckets_of_a_group_are_recorded_one_by_one(
-    trmph_store: Path, bucket: UPath, monkeypatch: pytest.MonkeyPatch
+    trmph_store: Path, bucket: UPath, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
     """A run that is killed within a group is resumed after its last published bucket."""
+    options, engine = replace(SHUFFLE, threads=threads), SeparateEngine(threads)
     monkeypatch.setattr(layout, "MAX_ROWS", 700)
     monkeypatch.setattr(layout, "PIECE_ROWS", 1)
     store = bucket / "store"
     put_store(trmph_store, store)
-    original, written = tasks_module.write_parquet, []
+    original, written, lock = tasks_module.write_parquet, [], threading.Lock()
 
     def write_parquet(path: Any, *arguments: Any, **keywords: Any) -> Any:
-        if len(written) == 2:
-            raise SystemExit  # the driver has received no report
-        written.append(path)
-        return original(path, *arguments, **keywords)
+        with lock:
+            if len(written) == 2:
+                raise SystemExit  # the driver has received no report
+            facts = original(path, *arguments, **keywords)
+            written.append(path)
+            return facts
 
     monkeypatch.setattr(tasks_module, "write_parquet", write_parquet)
     with pytest.raises(SystemExit):
-        shuffle_store(store, SHUFFLE, engine=SeparateEngine())
+        shuffle_store(store, options, engine=engine)
     published = {path: path.fs.modified(path.path) for path in written}
     monkeypatch.setattr(tasks_module, "write_parquet", original)
-    result = shuffle_store(store, SHUFFLE, engine=SeparateEngine())
+    result = shuffle_store(store, options, engine=engine)
     slices = -(-result.positions // 700)
     assert result.resumed >= slices + len(published)
     assert {path: path.fs.modified(path.path) for path in written} == published
@@ -183,10 +199,17 @@ def test_groups_are_consecutive_and_keep_all_threads_busy() -> None:
     groups = list(group_jobs([*jobs[:4], *jobs[5:]], 3))
     assert [job for group in groups for job in group] == [*jobs[:4], *jobs[5:]]
     assert [len(group) for group in groups] == [3, 1, 3, 2]
-    assert jobs_per_group(1_000, 500, 15e6, 100) == 5  # two groups per thread
-    assert jobs_per_group(1_000, 500, 15e6, 1) == 140  # 4 MiB of each run
-    assert jobs_per_group(1_000, 5_000, 300e6, 1) == 14  # 4 GiB on the disk
-    assert jobs_per_group(10, 1, 1e9, 8) == 1
+    assert jobs_per_group(1_000, 500, 15e6, 100, 1) == 5  # two groups per thread
+    assert jobs_per_group(1_000, 500, 15e6, 1, 1) == 125  # at most 4 MiB of each run, all the same size
+    assert jobs_per_group(1_000, 5_000, 300e6, 1, 1) == 14  # 4 GiB on the disk
+    assert jobs_per_group(10, 1, 1e9, 8, 1) == 1
+    assert jobs_per_group(10_000, 5_000, 15e6, 10, 16) == 32 * 16  # two groups per machine
+    assert jobs_per_group(10_000, 500, 15e6, 10, 16) == 8 * 16  # 4 MiB of each run
+    assert jobs_per_group(10_000, 50_000, 300e6, 10, 16) == 13 * 16  # 4 GiB on the disk per thread
+    assert jobs_per_group(3_180, 5_000, 95e6, 10, 16) == 10 * 16  # exactly two groups per machine
+    assert jobs_per_group(200, 500, 15e6, 10, 16) == 16  # one job per thread
+    assert jobs_per_group(75, 500, 15e6, 10, 16) == 8  # one group per machine
+    assert jobs_per_group(0, 500, 15e6, 10, 16) == 1
 
 
 def test_reads_are_bounded_and_in_order() -> None:
