@@ -208,8 +208,8 @@ def test_groups_of_a_machine_on_s3(
         return found[-1], reads, len(paths), digests(data)
 
     object_store.fail(Fault("GET", "/runs/", delay=ANSWER, count=10**9))
-    whole = measure(THREADS, lambda *arguments: benchmark.pedantic(shuffle, args=arguments, rounds=1))
     each = measure(1, shuffle)
+    whole = measure(THREADS, lambda *arguments: benchmark.pedantic(shuffle, args=arguments, rounds=1))
     object_store.fail()
     for name, (seconds, reads, requests, _) in (("a core", each), ("a machine", whole)):
         report(
