@@ -28,7 +28,9 @@ import ray
 from hexdata.engine import open_engine
 from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
 layout.MAX_ROWS, layout.PIECE_ROWS = 700, 1
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20)
+ray.init(
+    address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 << 20
+)
 with open_engine("ray", note=print) as engine:
     print(engine.machines.cores_per_task(2, 500_000_000), "cores per task", flush=True)
     shuffle_store(sys.argv[1], ShuffleOptions(seed=5, buckets=6, threads=2), engine=engine)
