@@ -77,7 +77,7 @@ def test_options_that_contradict_each_other_are_refused(options):
 
 
 def test_missing_positions_and_stores_are_named(store, tmp_path):
-    with pytest.raises(StoreError, match="no manifest"):
+    with pytest.raises(StoreError, match="no such folder"):
         find(str(tmp_path / "nowhere"), ShowOptions(position=1))
     with pytest.raises(FileNotFoundError):
         find(f"{tmp_path}/nowhere.tar:1")

@@ -143,7 +143,7 @@ def test_a_store_without_positions_is_refused(tmp_path):
     Manifest(counts={"positions": 0}).save(tmp_path)
     with pytest.raises(StoreError, match="none, as it has no positions"):
         read_position(tmp_path, 0)
-    with pytest.raises(StoreError, match="no manifest"):
+    with pytest.raises(StoreError, match="no such folder"):
         read_position(tmp_path / "elsewhere", 0)
 
 
