@@ -19,6 +19,7 @@ MISSING = (
     "matplotlib",
     "prometheus_client",
     "ray",
+    "resvg_py",
     "s3fs",
     "starlette",
     "torch",
@@ -65,6 +66,7 @@ def test_the_core_needs_no_extra(store: Path, command: str) -> None:
         (("report",), "the report", "report"),
         (("live",), "live loading", "live"),
         (("browse", "--no-open"), "the page of a store", "browse"),
+        (("show", "0", "--png", "a.png"), "a drawing as PNG", "png"),
         (("verify", "--engine", "ray"), "an engine of Ray", "ray"),
     ],
 )
@@ -81,7 +83,7 @@ def test_a_command_names_the_extra_that_it_needs(
 
 def test_each_named_extra_exists() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert {"browse", "report", "live", "ray", "s3", "gcs", "azure"} <= extras.keys()
+    assert {"browse", "report", "live", "png", "ray", "s3", "gcs", "azure"} <= extras.keys()
     base = " ".join(PROJECT["dependencies"])
     assert not [
         name

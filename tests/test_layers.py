@@ -98,6 +98,7 @@ LIBRARIES = {
     "click": ("cli",),
     "rich": ("cli", "progress_bar"),
     "prometheus_client": ("live/prometheus.py",),
+    "resvg_py": ("show/find.py",),
     "starlette": ("browse/app.py",),
     "uvicorn": ("browse/server.py",),
 }

@@ -126,7 +126,9 @@ def test_the_report_is_the_same_page(both: Both, bucket: UPath) -> None:
         facts = json.loads(ran.out)
         page = as_path(facts.pop("path"))
         assert page == (output or place / "store" / "report.html")
-        pages.append((facts, page.read_bytes()))
+        facts.pop("bytes")  # the commands of the report contain the location of the store
+        texts = json.dumps(facts), page.read_text(encoding="utf-8")
+        pages.append([text.replace(str(place / "store"), "STORE") for text in texts])
     assert pages[0] == pages[1]
 
 

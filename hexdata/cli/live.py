@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -138,15 +139,29 @@ def _server(port: int, host: str) -> Callable[[Callable[[], MetricsByStage]], Ab
     return partial(serve_metrics, port=port, host=host)
 
 
-def _screen(output: Output, title: str) -> AbstractContextManager[Callable[[LiveMetrics], None] | None]:
-    """Return a context manager whose value shows metrics: as JSON lines, as a view, or not at all (None)."""
+def _screen(output: Output, title: str) -> AbstractContextManager[Callable[[LiveMetrics], None]]:
+    """Return a context manager whose value shows metrics: as JSON lines, as a view, or as notes."""
     if output.as_json:
         return nullcontext(partial(_print_line, output))
     if not output.err.is_terminal:
-        return nullcontext()
+        return nullcontext(_WaitNotes(output))
     from hexdata.cli.view import LiveView
 
     return LiveView(title)
+
+
+class _WaitNotes:
+    """Prints why no batch is delivered, once for each reason."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._last = ""
+
+    def __call__(self, metrics: LiveMetrics) -> None:
+        reason = re.sub(r"[\d,.]+", "", metrics.waiting or "")  # numbers alone change all the time
+        if metrics.waiting and reason != self._last:
+            self._output.note(f"no batch: {metrics.waiting}")
+        self._last = reason
 
 
 def _print_line(output: Output, metrics: LiveMetrics) -> None:

@@ -48,6 +48,15 @@ def show(
             parser=parse_path,
         ),
     ] = None,
+    png: Annotated[
+        AnyPath | None,
+        typer.Option(
+            "--png",
+            metavar="FILE",
+            help="Write the drawing to a PNG file, path or address, twice as large as the SVG.",
+            parser=parse_path,
+        ),
+    ] = None,
     every: Annotated[
         int | None,
         typer.Option(
@@ -59,7 +68,7 @@ def show(
     ] = None,
     numbers: Annotated[
         bool,
-        typer.Option("--numbers", help="With --svg: number the stones by ply."),
+        typer.Option("--numbers", help="With --svg or --png: number the stones by ply."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -71,20 +80,23 @@ def show(
         hexdata show store/shards/train-000000.tar:17
         hexdata show '#13,a1b2c3'
     """
-    from hexdata.show import ShowOptions, draw_svg, find, write_svg
+    from hexdata.show import ShowOptions, draw_svg, find, write_png, write_svg
 
     options = ShowOptions(position=position, game=game, ply=ply, every=every, numbers=numbers)
     with command(as_json, location, svg) as (output, _):
         found = find(location, options)
         if svg is not None:
             write_svg(svg, draw_svg(found, options))
-    if output.print_json(found.to_json() | {"svg": None if svg is None else str(svg)}):
+        if png is not None:
+            write_png(png, draw_svg(found, options))
+    files = {"svg": svg, "png": png}
+    if output.print_json(found.to_json() | {name: file and str(file) for name, file in files.items()}):
         return
-    if numbers and svg is None:
-        output.note("--numbers has no effect without --svg")
-    if svg is not None:
-        output.line(f"{svg}: {', '.join(found.facts())}")
-    else:
+    if numbers and not any(files.values()):
+        output.note("--numbers has no effect without --svg or --png")
+    for file in filter(None, files.values()):
+        output.line(f"{file}: {', '.join(found.facts())}")
+    if not any(files.values()):
         _draw(output, found)
 
 

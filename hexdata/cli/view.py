@@ -40,6 +40,8 @@ class View:
         title = f"{printable(self._title)}  {_clock(facts.seconds)}"
         yield Text(title, style="bold", no_wrap=True, overflow="ellipsis")
         yield _headlines(facts)
+        if facts.waiting is not None:
+            yield Text(printable(f"no batch: {facts.waiting}"), style="yellow", overflow="fold")
         yield Text()
         yield _stages(facts.stages, wide=options.max_width >= _WIDE, ascii_only=options.ascii_only)
         yield from _counts(facts.stages)

@@ -14,6 +14,7 @@ from hexdata.draw.svg import (
     document,
     draw_caption,
     draw_cells,
+    draw_coordinates,
     draw_edges,
     draw_stones,
     figures,
@@ -54,7 +55,7 @@ def film_svg(
     if columns < 1:
         raise ConfigError("columns must be at least 1", found=columns)
     n = sizes.pop()
-    box = board_box(n, margin=1.5)
+    box = board_box(n, margin=2.3)
     side = (_FRAME - _GAP) / box.width
     width = max(_FRAME * min(columns, len(frames)), 2 * _FRAME)
     captions = [fact_lines(frame.caption, letters_in(_FRAME)) for frame in frames]
@@ -68,6 +69,7 @@ def film_svg(
         f'<defs><g id="{name}">',
         *draw_edges(n, side),
         *draw_cells(n, side),
+        *draw_coordinates(n, side),
         "</g></defs>",
     ]
     for index, (frame, lines) in enumerate(zip(frames, captions, strict=True)):
@@ -81,7 +83,7 @@ def film_svg(
 
 
 def _draw_frame(frame: Diagram, side: float, grid: str) -> Iterator[str]:
-    box = board_box(frame.size, margin=1.5)
+    box = board_box(frame.size, margin=2.3)
     yield f'<g transform="translate({figures(-box.left * side, -box.top * side)})"><use href="#{grid}"/>'
     yield from draw_stones(frame, side)
     yield "</g>"

@@ -26,6 +26,7 @@ __all__ = [
     "document",
     "draw_caption",
     "draw_cells",
+    "draw_coordinates",
     "draw_edges",
     "draw_stones",
     "figures",
@@ -74,7 +75,7 @@ def board_svg(diagram: Diagram) -> str:
         f'<g transform="translate({figures(-box.left * _SIDE, -box.top * _SIDE)})">',
         *draw_edges(n, _SIDE),
         *draw_cells(n, _SIDE),
-        *_draw_coordinates(n),
+        *draw_coordinates(n, _SIDE),
         *(_draw_shades(diagram.shades, n) if diagram.shades else ()),
         *draw_stones(diagram, _SIDE),
         "</g>",
@@ -172,7 +173,7 @@ def _hexagon(middle: Point, side: float) -> str:
     return f"M{'L'.join(figures(*corner) for corner in corners)}Z"
 
 
-def _draw_coordinates(n: int) -> Iterator[str]:
+def draw_coordinates(n: int, side: float) -> Iterator[str]:
     """Draw the column letters above and below the board and the row numbers on both sides.
 
     A letter is drawn vertically above its first cell; along the slant it would be above the gap between
@@ -187,7 +188,7 @@ def _draw_coordinates(n: int) -> Iterator[str]:
         labels += [(centre(row, -1), str(row + 1)), (centre(row, n), str(row + 1))]
     yield f'<g {paint("ink")} text-anchor="middle">'
     for middle, text in labels:
-        yield _text(middle, _SIDE, text, 0.7)
+        yield _text(middle, side, text, 0.7)
     yield "</g>"
 
 

@@ -93,6 +93,10 @@ class LiveMetrics:
     pairs: float | None
     """Pairs of positions from one game in a batch, on average since the start; None before the first batch.
     """
+    waiting: str | None = None
+    """Why no batch was delivered between the two moments, and what changes it. None if one was delivered, or
+    the stages show no reason.
+    """
     stages: list[StageMetrics] = field(default_factory=list)
     notes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Text of the stages for people: ``Pipeline.notes``."""

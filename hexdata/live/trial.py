@@ -21,6 +21,7 @@ from hexdata.errors import ConfigError
 from hexdata.live.metrics import LiveMetrics, MetricsByStage, stage_metrics
 from hexdata.live.options import LiveOptions, make_pipeline
 from hexdata.live.pipeline import Pipeline
+from hexdata.live.wait_reason import find_wait_reason
 
 __all__ = ["LiveTrialOptions", "run_live_trial", "same_game_pairs"]
 
@@ -80,7 +81,7 @@ def run_live_trial(
         live = replace(live, batch=replace(live.batch, fields=(*live.batch.fields, _GAME_FIELD)))
     pipeline = make_pipeline(live, directory)
     with pipeline, serve(pipeline.metrics) if serve else nullcontext():
-        trial = _LiveTrial(pipeline)
+        trial = _LiveTrial(pipeline, live)
         ended = trial.run(options, show)
         return trial.measure(trial.start, trial.now(), ended)
 
@@ -107,8 +108,9 @@ class _Moment:
 class _LiveTrial:
     """A trial run and its totals so far."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, options: LiveOptions) -> None:
         self._pipeline = pipeline
+        self._options = options
         self._batches = 0
         self._positions = 0
         self._pairs = 0
@@ -143,6 +145,7 @@ class _LiveTrial:
         """Return the metrics between two moments, the later of which is the present."""
         seconds = max(now.time - since.time, 1e-9)
         notes = self._pipeline.notes()
+        delivered = now.positions > since.positions
         games, pool = _first_value(now.metrics, "entered"), _first_value(now.metrics, "chunks")
         return LiveMetrics(
             seconds=now.time - self.start.time,
@@ -154,6 +157,7 @@ class _LiveTrial:
             newest_file=_first_value(notes, "newest") or None,
             average_uses=_first_value(now.metrics, "uses"),
             pairs=self._pairs / self._batches if self._batches else None,
+            waiting=None if delivered else find_wait_reason(now.metrics, notes, self._options),
             stages=stage_metrics(since.metrics, now.metrics, seconds),
             notes=notes,
             ended=ended,

@@ -1,6 +1,6 @@
 """Positions and games of stores, shards and TRMPH text, and their drawings."""
 
-from hexdata.show.find import ShowOptions, draw_svg, find, write_svg
+from hexdata.show.find import ShowOptions, draw_svg, find, write_png, write_svg
 from hexdata.show.game import Game
 from hexdata.show.position import Position
 from hexdata.show.shards import read_shard_position
@@ -17,5 +17,6 @@ __all__ = [
     "read_position",
     "read_shard_position",
     "read_trmph",
+    "write_png",
     "write_svg",
 ]

@@ -8,6 +8,7 @@ from typing import Final
 
 from hexdata.checks import check_fields, check_suffix
 from hexdata.errors import ConfigError
+from hexdata.extras import installed_by
 from hexdata.show.game import Game
 from hexdata.show.position import Position
 from hexdata.show.shards import read_shard_position
@@ -18,9 +19,10 @@ from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.files import write_bytes
 
-__all__ = ["ShowOptions", "draw_svg", "find", "write_svg"]
+__all__ = ["ShowOptions", "draw_svg", "find", "write_png", "write_svg"]
 
 _SHARD: Final = re.compile(r"(?P<path>.*\.tar)(?::(?P<number>[0-9]+))?", re.DOTALL)
+_STYLE: Final = re.compile("<style>.*?</style>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -126,5 +128,29 @@ def write_svg(path: str | AnyPath, svg: str) -> None:
     """
     path = as_path(path)
     check_suffix(path, "a drawing", [".svg"])
+    _write(path, svg.encode("utf-8"))
+
+
+def write_png(path: str | AnyPath, svg: str, *, scale: float = 2.0) -> None:
+    """Write a drawing as an image with a white background to a file or address, atomically.
+
+    Args:
+        path: the file, whose name ends in .png.
+        svg: the drawing, as ``draw_svg`` returns it.
+        scale: pixels of the image per pixel of the SVG. Default 2.
+
+    Raises:
+        ConfigError: the name does not end in .png, or the extra ``png`` is not installed.
+        BudgetError: the disk is full.
+        OSError: the file cannot be written.
+    """
+    check_suffix(as_path(path), "a drawing", [".png"])
+    with installed_by("png", "a drawing as PNG"):
+        import resvg_py
+    plain = _STYLE.sub("", svg)  # resvg has no CSS variables; the colours are also attributes
+    _write(as_path(path), bytes(resvg_py.svg_to_bytes(svg_string=plain, zoom=scale, background="white")))
+
+
+def _write(path: AnyPath, content: bytes) -> None:
     with translate_disk_full(path, "Free disk space, or choose another file."):
-        write_bytes(path, svg.encode("utf-8"))
+        write_bytes(path, content)

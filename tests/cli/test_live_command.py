@@ -22,6 +22,8 @@ import pytest
 from rich.console import Console
 
 from hexdata.cli import main
+from hexdata.cli.live import _WaitNotes
+from hexdata.cli.render import Output
 from hexdata.cli.view import View
 from hexdata.live.metrics import LiveMetrics, StageMetrics
 
@@ -94,7 +96,7 @@ def test_options_come_before_the_config(directory: Path, tmp_path: Path) -> None
     ("arguments", "status", "message"),
     [
         (["--config", "missing.toml"], 2, "missing.toml: the config does not exist"),
-        (["--split", "training"], 2, "unknown split"),
+        (["--split", "training"], 2, "is not one of"),
         (["--batch-size", 0], 2, "batch_size"),
         (["--batches", 0], 2, "batches cannot be used"),
         (["--seconds", -1], 2, "seconds cannot be used"),
@@ -229,6 +231,28 @@ def test_the_view_shows_a_missing_directory() -> None:
         == "waiting for the missing directory: /games: No such file or directory"
     )
     assert not [line for line in drawn(facts(), 90) if "missing" in line]
+
+
+def test_the_view_says_why_there_is_no_batch() -> None:
+    assert "no batch: the pool is empty" in drawn(facts(waiting="the pool is empty"), 90)
+    assert not [line for line in drawn(facts(), 90) if "no batch" in line]
+
+
+def test_without_a_terminal_each_reason_is_noted_once(tmp_path: Path) -> None:
+    output = Output(False)
+    with pytest.MonkeyPatch.context() as patch:
+        noted: list[str] = []
+        patch.setattr(output, "note", noted.append)
+        note = _WaitNotes(output)
+        for waiting in ("3 of 9", "4 of 9", None, "no file", "no file"):
+            note(facts(waiting=waiting))
+    assert noted == ["no batch: 3 of 9", "no batch: no file"]
+
+
+def test_it_says_what_files_it_waits_for(tmp_path: Path) -> None:
+    _, out, err = run(tmp_path, *SMALL, "--seconds", 1.5)
+    assert err.count("note: no batch: no complete game file has been found; waiting for files named *.") == 1
+    assert "no batch: no complete game file" in out
 
 
 def test_a_narrow_view_leaves_out_the_least() -> None:

@@ -81,6 +81,8 @@ def test_the_run_ends_after_its_time_limit_without_a_batch(tmp_path: Path) -> No
     )
     assert (facts.ended, facts.batches, facts.pairs, facts.newest_file) == ("seconds", 0, None, None)
     assert facts.seconds >= 0.2
+    assert facts.waiting is not None
+    assert facts.waiting.startswith("no complete game file has been found; waiting for files named *.")
     assert all(report.ended is None for report in shown)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.export import ExportOptions, export_shards
-from hexdata.show import Game, Position, ShowOptions, draw_svg, find, write_svg
+from hexdata.show import Game, Position, ShowOptions, draw_svg, find, write_png, write_svg
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 
 
@@ -103,3 +105,19 @@ def test_a_drawing_is_written_atomically(tmp_path):
     shard.unlink()
     assert [*path.parent.iterdir()] == [path]
     assert [*tmp_path.iterdir()] == [path.parent]
+
+
+def test_a_drawing_is_written_as_png(tmp_path):
+    game = find("#13,g7h6f8")
+    svg = draw_svg(game, ShowOptions(every=2, numbers=True))
+    path = tmp_path / "new" / "game.png"
+    write_png(path, svg)
+    with Image.open(path) as image:
+        width, height = image.size
+        colours = {colour for count, colour in image.convert("RGB").getcolors(1 << 20) if count > 400}
+    size = re.search(r'width="(.*?)" height="(.*?)"', svg)
+    assert (width, height) == tuple(2 * float(text) for text in size.groups())
+    assert {(255, 255, 255), (31, 98, 196), (197, 47, 51), (241, 236, 225)} <= colours
+    assert [*path.parent.iterdir()] == [path]
+    with pytest.raises(ConfigError, match=r"unsupported suffix for a drawing; expected \.png"):
+        write_png(tmp_path / "game.svg", svg)
