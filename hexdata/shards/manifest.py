@@ -214,7 +214,12 @@ class ShardManifest:
         except FileNotFoundError:
             raise StoreError("no shard manifest", path=path, hint="Run `hexdata export` first.") from None
         except OSError as error:
-            raise StoreError("the shard manifest cannot be read", path=path, found=error.strerror) from None
+            raise StoreError(
+                "the shard manifest cannot be read",
+                path=path,
+                found=error.strerror,
+                hint="Check the disk and the permissions of the file, and run the command again.",
+            ) from None
         return cls.loads(data, path)
 
     @classmethod

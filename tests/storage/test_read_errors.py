@@ -10,6 +10,7 @@ import duckdb
 import pytest
 
 from hexdata.errors import StoreError
+from hexdata.shards.manifest import ShardManifest
 from hexdata.storage import add_path_to_error, error_number, open_file
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.session import duckdb_session
@@ -51,3 +52,10 @@ def test_the_file_in_a_text_of_duckdb_is_found(code: int) -> None:
         raise duckdb.IOException(DUCKDB + os.strerror(code))
     assert caught.value.path == "store/games/part-000000.parquet"
     assert str(caught.value.found) == os.strerror(code)
+
+
+def test_a_shard_manifest_that_cannot_be_read_has_a_hint(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").mkdir()
+    with pytest.raises(StoreError, match="Check the disk") as caught:
+        ShardManifest.load(tmp_path)
+    assert caught.value.path == str(tmp_path / "manifest.json")
