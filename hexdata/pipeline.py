@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from hexdata.cards import CARDS
 from hexdata.config import did_you_mean, read_toml, with_current_names
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo import FOLDER, LEDGER_NAME, DemoOptions, make_legacy
@@ -452,5 +453,6 @@ def _location_in(store: str, name: str) -> str:
 
 
 def _size_of(location: str) -> int:
-    """Return the size in bytes of a file, or of all files below a folder."""
-    return sum(storage_of(as_path(location)).files().values())
+    """Return the size in bytes of a file, or of all files of a stage below a folder."""
+    sizes = storage_of(as_path(location)).files()
+    return sum(size for name, size in sizes.items() if f"shards/{name}" not in CARDS)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hexdata.cards import write_cards
 from hexdata.checks import check_choice, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, HexdataError, StoreError
@@ -155,6 +156,7 @@ def export_pickles(
                 )
         engine.require([], target.path)
         resumed, already_done = _PickleExport(target, settings, progress, engine).run()
+        write_cards(target)
         files = target.manifest.files_in(f"pickles/{settings.order}")
         result = PicklesResult(
             order=settings.order,
