@@ -151,7 +151,7 @@ def test_a_stage_that_loses_its_store_asks_for_nothing_else(
     text = said("convert", tmp_path / "games", bucket / "store", "--workers", 1)
     asked = object_store.requests()
     object_store.fail()
-    first = next(number for number, (_, path) in enumerate(asked) if "/games/" in path)
+    first = next(at for at, (method, path) in enumerate(asked) if method == "PUT" and "/games/" in path)
     attempts = re.search(r"after (\d+) attempts", text)
     assert attempts is not None
     assert [method for method, _ in asked[first:]] == ["PUT"] * int(attempts[1])
