@@ -62,8 +62,8 @@ def _cards(store: Store, folder: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    if path.exists() and (found := path.read_bytes()) != content and _MARK not in found:
+    found = path.read_bytes() if path.exists() else None
+    if found == content or (found is not None and _MARK not in found):
         return
     with add_path_to_disk_full(path):
-        if not path.is_file() or path.read_bytes() != content:
-            write_bytes(path, content)
+        write_bytes(path, content)

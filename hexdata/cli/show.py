@@ -85,11 +85,12 @@ def show(
     options = ShowOptions(position=position, game=game, ply=ply, every=every, numbers=numbers)
     with command(as_json, location, svg) as (output, _):
         found = find(location, options)
+        files = {"svg": svg, "png": png}
+        drawing = draw_svg(found, options) if any(files.values()) else ""
         if svg is not None:
-            write_svg(svg, draw_svg(found, options))
+            write_svg(svg, drawing)
         if png is not None:
-            write_png(png, draw_svg(found, options))
-    files = {"svg": svg, "png": png}
+            write_png(png, drawing)
     if output.print_json(found.to_json() | {name: file and str(file) for name, file in files.items()}):
         return
     if numbers and not any(files.values()):

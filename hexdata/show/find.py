@@ -144,11 +144,12 @@ def write_png(path: str | AnyPath, svg: str, *, scale: float = 2.0) -> None:
         BudgetError: the disk is full.
         OSError: the file cannot be written.
     """
-    check_suffix(as_path(path), "a drawing", [".png"])
+    path = as_path(path)
+    check_suffix(path, "a drawing", [".png"])
     with installed_by("png", "a drawing as PNG"):
         import resvg_py
     plain = _STYLE.sub("", svg)  # resvg has no CSS variables; the colours are also attributes
-    _write(as_path(path), bytes(resvg_py.svg_to_bytes(svg_string=plain, zoom=scale, background="white")))
+    _write(path, bytes(resvg_py.svg_to_bytes(svg_string=plain, zoom=scale, background="white")))
 
 
 def _write(path: AnyPath, content: bytes) -> None:
