@@ -10,7 +10,7 @@ from hexdata.cli.app import AnyPath, Json, command, parse_path
 
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
-    from hexdata.show import Game, Position
+    from hexdata.show import Comparison, Game, Position
 
 __all__ = ["show"]
 
@@ -38,6 +38,15 @@ def show(
     ply: Annotated[
         int | None,
         typer.Option("--ply", metavar="N", min=0, help="Number of moves made in the game at the position."),
+    ] = None,
+    compare_with: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            metavar="OTHER",
+            help="Show how another position differs: its id or GAME:PLY in the same store, SHARD.tar:17, or "
+            "TRMPH text.",
+        ),
     ] = None,
     svg: Annotated[
         AnyPath | None,
@@ -77,14 +86,15 @@ def show(
     Examples:
         hexdata show store 123
         hexdata show store --game 7 --svg game.svg --every 10
+        hexdata show store 123 --compare 124
         hexdata show store/shards/train-000000.tar:17
         hexdata show '#13,a1b2c3'
     """
-    from hexdata.show import ShowOptions, draw_svg, find, write_png, write_svg
+    from hexdata.show import ShowOptions, compare, draw_svg, find, write_png, write_svg
 
     options = ShowOptions(position=position, game=game, ply=ply, every=every, numbers=numbers)
     with command(as_json, location, svg) as (output, _):
-        found = find(location, options)
+        found = find(location, options) if compare_with is None else compare(location, compare_with, options)
         files = {"svg": svg, "png": png}
         drawing = draw_svg(found, options) if any(files.values()) else ""
         if svg is not None:
@@ -101,7 +111,7 @@ def show(
         _draw(output, found)
 
 
-def _draw(output: Output, found: Position | Game) -> None:
+def _draw(output: Output, found: Position | Game | Comparison) -> None:
     """Print the drawing to the terminal, in colour and Unicode if the terminal supports them."""
     from rich.text import Text
 

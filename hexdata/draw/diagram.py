@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -95,6 +95,7 @@ class Diagram:
         shades: numbers drawn as shades of the cells.
         title: accessible description of the drawing.
         caption: short texts below the board; none of them is split across lines.
+        differing: indices of cells that differ from another board, which are highlighted.
 
     Raises:
         FormatError: the board size is not supported.
@@ -110,6 +111,7 @@ class Diagram:
     shades: Shades | None = None
     title: str = "Hex board"
     caption: Sequence[str] = ()
+    differing: Collection[int] = ()
 
     def __post_init__(self) -> None:
         n = check_board_size(self.size)
@@ -122,7 +124,11 @@ class Diagram:
                 "shades need one number per cell", found=len(self.shades.values), expected=n * n
             )
         cells = {"last move": self.last_move, "next move": self.next_move}
-        for name, cell in [*cells.items(), *(("number", cell) for cell in self.numbers)]:
+        for name, cell in [
+            *cells.items(),
+            *(("number", cell) for cell in self.numbers),
+            *(("differing cell", cell) for cell in self.differing),
+        ]:
             if cell is not None and not 0 <= cell < n * n:
                 raise ConfigError(f"the {name} is not on the board", found=cell, expected=f"0 to {n * n - 1}")
         if self.player not in (None, BLUE, RED):

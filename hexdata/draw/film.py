@@ -15,6 +15,7 @@ from hexdata.draw.svg import (
     draw_caption,
     draw_cells,
     draw_coordinates,
+    draw_differing,
     draw_edges,
     draw_stones,
     figures,
@@ -31,7 +32,12 @@ _MAX_COLUMNS: Final = 6
 
 
 def film_svg(
-    frames: Sequence[Diagram], *, columns: int | None = None, title: str, caption: Sequence[str] = ()
+    frames: Sequence[Diagram],
+    *,
+    columns: int | None = None,
+    title: str,
+    caption: Sequence[str] = (),
+    frame: float = _FRAME,
 ) -> str:
     """Draw boards of the same size in rows, each with its caption below.
 
@@ -40,6 +46,7 @@ def film_svg(
         columns: number of boards per row. Default None: about as many as there are rows, at most 6.
         title: accessible description of the drawing.
         caption: texts above the boards.
+        frame: horizontal distance between boards, in pixels. Default 200.
 
     Returns:
         One ``<svg>`` element.
@@ -56,9 +63,9 @@ def film_svg(
         raise ConfigError("columns must be at least 1", found=columns)
     n = sizes.pop()
     box = board_box(n, margin=2.3)
-    side = (_FRAME - _GAP) / box.width
-    width = max(_FRAME * min(columns, len(frames)), 2 * _FRAME)
-    captions = [fact_lines(frame.caption, letters_in(_FRAME)) for frame in frames]
+    side = (frame - _GAP) / box.width
+    width = max(frame * min(columns, len(frames)), 2 * _FRAME)
+    captions = [fact_lines(diagram.caption, letters_in(frame)) for diagram in frames]
     height = box.height * side + LINE * max(map(len, captions)) + _GAP
     heading = fact_lines(caption, letters_in(width))
     above = LINE * len(heading) + (_GAP if heading else 0)
@@ -72,11 +79,11 @@ def film_svg(
         *draw_coordinates(n, side),
         "</g></defs>",
     ]
-    for index, (frame, lines) in enumerate(zip(frames, captions, strict=True)):
+    for index, (diagram, lines) in enumerate(zip(frames, captions, strict=True)):
         row, column = divmod(index, columns)
-        x, y = column * _FRAME, above + row * height
+        x, y = column * frame, above + row * height
         parts.append(f'<g transform="translate({figures(x, y)})" data-frame="{index}">')
-        parts.extend(_draw_frame(frame, side, name))
+        parts.extend(_draw_frame(diagram, side, name))
         parts.extend(draw_caption(lines, box.height * side))
         parts.append("</g>")
     return document(width, above + height * ceil(len(frames) / columns), title, parts)
@@ -85,5 +92,6 @@ def film_svg(
 def _draw_frame(frame: Diagram, side: float, grid: str) -> Iterator[str]:
     box = board_box(frame.size, margin=2.3)
     yield f'<g transform="translate({figures(-box.left * side, -box.top * side)})"><use href="#{grid}"/>'
+    yield from draw_differing(frame, side)
     yield from draw_stones(frame, side)
     yield "</g>"

@@ -27,6 +27,7 @@ __all__ = [
     "draw_caption",
     "draw_cells",
     "draw_coordinates",
+    "draw_differing",
     "draw_edges",
     "draw_stones",
     "figures",
@@ -50,6 +51,8 @@ _LETTER: Final = 0.56
 _LETTERS_AWAY: Final = 1.74
 """Distance of a column letter from the centre of the next cell, in sides of a cell."""
 _LEGEND_STEPS: Final = 25
+_DIFFERING_STRENGTH: Final = 0.55
+"""Opacity of the shade of differing cells."""
 _PLAYERS: Final = ((BLUE, "blue"), (RED, "red"))
 _UNPRINTABLE: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML cannot represent."""
@@ -77,6 +80,7 @@ def board_svg(diagram: Diagram) -> str:
         *draw_cells(n, _SIDE),
         *draw_coordinates(n, _SIDE),
         *(_draw_shades(diagram.shades, n) if diagram.shades else ()),
+        *draw_differing(diagram, _SIDE),
         *draw_stones(diagram, _SIDE),
         "</g>",
     ]
@@ -199,6 +203,15 @@ def _text(middle: Point, side: float, text: str, height: float) -> str:
         f'<text x="{figures(x * side)}" y="{figures((y + 0.36 * height) * side)}" '
         f'font-size="{figures(height * side)}">{plain(text)}</text>'
     )
+
+
+def draw_differing(diagram: Diagram, side: float) -> Iterator[str]:
+    """Draw the differing cells with a shade, which is also visible around stones."""
+    if diagram.differing:
+        n = diagram.size
+        hexagons = "".join(_hexagon(centre(*divmod(cell, n)), side) for cell in sorted(diagram.differing))
+        opacity = f'fill-opacity="{_DIFFERING_STRENGTH}"'
+        yield f'<path {paint("heat")} {opacity} d="{hexagons}" data-mark="different"/>'
 
 
 def draw_stones(diagram: Diagram, side: float) -> Iterator[str]:

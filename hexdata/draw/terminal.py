@@ -43,8 +43,8 @@ def board_text(diagram: Diagram, *, color: bool = False, unicode: bool = True) -
     """Draw one board as text, with a legend and the caption below.
 
     Blue is ``●`` and red ``○`` (both ``●`` in colour; ``B`` and ``R`` without Unicode). The last move is in
-    brackets, the next one is ``*``. Shades are digits on empty cells, in tenths of the darkest shade. Each
-    row is shifted by half a cell to the right.
+    brackets, the next one is ``*``, differing cells are in parentheses. Shades are digits on empty cells, in
+    tenths of the darkest shade. Each row is shifted by half a cell to the right.
 
     Args:
         diagram: the drawing; numbers on stones are not shown.
@@ -120,8 +120,12 @@ def _cells(diagram: Diagram, symbols: _Symbols) -> list[_Cell]:
 
 
 def _draw_row(cells: list[_Cell], diagram: Diagram, row: int, pen: _Pen) -> str:
-    """Draw the cells of a row, separated by blanks or by the brackets of the last move."""
+    """Draw the cells of a row, separated by blanks, or by brackets of the last move and differing cells."""
     around = [" "] * (len(cells) + 1)
+    columns = [cell % diagram.size for cell in diagram.differing if cell // diagram.size == row]
+    for column in columns:
+        around[column] = pen.draw("|" if column - 1 in columns else "(", _BOLD)
+        around[column + 1] = pen.draw("|" if column + 1 in columns else ")", _BOLD)
     if diagram.last_move is not None and diagram.last_move // diagram.size == row:
         column = diagram.last_move % diagram.size
         around[column : column + 2] = pen.draw("[", _BOLD), pen.draw("]", _BOLD)
@@ -133,6 +137,8 @@ def _key(diagram: Diagram, symbols: _Symbols, pen: _Pen) -> Iterator[str]:
     """Yield the entries of the legend."""
     yield f"{pen.draw(symbols.blue, _BLUE)} blue, top to bottom"
     yield f"{pen.draw(symbols.red, _RED)} red, left to right"
+    if diagram.differing:
+        yield "( ) different"
     if diagram.last_move is not None:
         yield "[ ] last move"
     if diagram.next_move is not None:

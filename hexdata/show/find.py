@@ -9,6 +9,7 @@ from typing import Final
 from hexdata.checks import check_fields, check_suffix
 from hexdata.errors import ConfigError
 from hexdata.extras import installed_by
+from hexdata.show.comparison import Comparison
 from hexdata.show.game import Game
 from hexdata.show.position import Position
 from hexdata.show.shards import read_shard_position
@@ -19,9 +20,11 @@ from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.files import write_bytes
 
-__all__ = ["ShowOptions", "draw_svg", "find", "write_png", "write_svg"]
+__all__ = ["ShowOptions", "compare", "draw_svg", "find", "write_png", "write_svg"]
 
 _SHARD: Final = re.compile(r"(?P<path>.*\.tar)(?::(?P<number>[0-9]+))?", re.DOTALL)
+_OF_STORE: Final = re.compile(r"(?:(?P<game>[0-9]+):)?(?P<number>[0-9]+)")
+"""A position of the same store: its id, or its game and ply."""
 _STYLE: Final = re.compile("<style>.*?</style>", re.DOTALL)
 
 
@@ -71,8 +74,7 @@ def find(location: str, options: ShowOptions | None = None) -> Position | Game:
     if looks_like_game(location):
         _refuse(location, "a game's text", position=options.position, game=options.game)
         return _at(read_trmph(location), options.ply)
-    shard = _SHARD.fullmatch(location)
-    if shard is not None and not storage_of(as_path(location)).is_folder():
+    if shard := _match_shard(location):
         names = {
             "position": options.position,
             "game": options.game,
@@ -84,6 +86,44 @@ def find(location: str, options: ShowOptions | None = None) -> Position | Game:
             raise ConfigError("no position of the shard is given", path=location, expected=f"{location}:17")
         return read_shard_position(shard["path"], int(shard["number"]))
     return _of_store(location, options)
+
+
+def compare(location: str, other: str, options: ShowOptions | None = None) -> Comparison:
+    """Return the differences between two positions. Of a whole game, the last position is compared.
+
+    Args:
+        location: as in :func:`find`.
+        other: id of the second position in the same store, its game and ply as ``7:30``; or a location as in
+            :func:`find`.
+        options: options of the first position. Default None: no option is set.
+
+    Raises:
+        ConfigError: as in :func:`find`; or the board sizes differ.
+        StoreError, FormatError: as in :func:`find`.
+    """
+    options = options or ShowOptions()
+    _refuse(location, "a comparison", every=options.every, numbers=options.numbers or None)
+    first = find(location, options)
+    same = _OF_STORE.fullmatch(other)
+    if same is None:
+        second = find(other)
+    elif looks_like_game(location) or _match_shard(location):
+        raise ConfigError(
+            "a position of another kind is needed for the comparison",
+            found=other,
+            expected="SHARD.tar:17 or '#13,a1b2c3', because the first position is not of a store",
+        )
+    elif same["game"] is None:
+        second = find(location, ShowOptions(position=int(same["number"])))
+    else:
+        second = find(location, ShowOptions(game=int(same["game"]), ply=int(same["number"])))
+    return Comparison(*(found.last if isinstance(found, Game) else found for found in (first, second)))
+
+
+def _match_shard(location: str) -> re.Match[str] | None:
+    """Return the parts of the location of a shard; None for other locations."""
+    shard = _SHARD.fullmatch(location)
+    return None if shard is None or storage_of(as_path(location)).is_folder() else shard
 
 
 def _of_store(location: str, options: ShowOptions) -> Position | Game:
@@ -111,8 +151,10 @@ def _refuse(location: str, what: str, **options: int | None) -> None:
             raise ConfigError(f"{name} does not apply to {what}", path=location, found=value)
 
 
-def draw_svg(found: Position | Game, options: ShowOptions) -> str:
-    """Return the SVG of a position as a board, or of a game as a filmstrip."""
+def draw_svg(found: Position | Game | Comparison, options: ShowOptions) -> str:
+    """Return the SVG of a position as a board, of a game as a filmstrip, or of a comparison as two boards."""
+    if isinstance(found, Comparison):
+        return found.svg()
     if isinstance(found, Game):
         return found.svg(every=options.every, numbers=options.numbers)
     return found.svg(numbers=options.numbers)

@@ -137,3 +137,17 @@ def test_the_file_cannot_be_written(run, tmp_path: Path):
     status, out, err = run(GAME, "--svg", tmp_path / "folder.svg")
     assert (status, out) == (1, "")
     assert "folder.svg" in err
+
+
+def test_two_positions_are_compared(run, trmph_store, tmp_path):
+    status, out, err = run(trmph_store, 3, "--compare", 5)
+    assert (status, err) == (0, "")
+    assert "( ) different" in out
+    assert "position 5 compared with position 3:\nonly in position 5: " in out
+    status, out, _ = run(trmph_store, 3, "--compare", 5, "--svg", tmp_path / "both.svg", "--json")
+    assert status == 0
+    assert len(json.loads(out)["cells"]) == 2
+    assert (tmp_path / "both.svg").read_text("utf-8").count("data-frame") == 2
+    status, _, err = run(GAME, "--compare", 5)
+    assert status == 2
+    assert "expected SHARD.tar:17 or '#13,a1b2c3'" in err
