@@ -76,7 +76,7 @@ def main() -> None:
     store, folder, arguments = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     if arguments["most_rows"] is not None:
         layout.MAX_ROWS = arguments["most_rows"]  # type: ignore[misc]
-    for moment in itertools.count():
+    for moment in itertools.count(step=arguments["every"]):
         copy = folder / f"{moment:03d}"
         shutil.copytree(store, copy)
         if not run_killed(copy, arguments, moment):

@@ -9,8 +9,7 @@ store. The output of commands is not compared with the document. To save time:
 - The demo with which most documents begin has ``DEMO_GAMES`` games, with few exceptions. It is run
   once and copied.
 - Commands use one core: small stores are finished before workers have started.
-- A plain ``hexdata`` command runs in this process. The README's commands, and those that use the shell, run
-  in processes of their own.
+- A plain ``hexdata`` command runs in this process. Commands that use the shell run in processes of their own.
 """
 
 from __future__ import annotations
@@ -47,8 +46,6 @@ OPTIONAL = {name: name for name in ("datasets", "jax", "pandas", "polars", "torc
     "hexdata.webdataset": "torch"
 }
 """Parts of names in imports, and the libraries without which the blocks that import them are skipped."""
-OWN_PROCESSES = {"README.md"}
-"""Documents of which each command runs in a process of its own."""
 LONGEST_COMMAND = 300.0
 """Seconds after which a command is considered to hang."""
 
@@ -135,7 +132,7 @@ def run_here(block: Block, line: int, arguments: list[str], scratch: Path) -> st
 def run_command(block: Block, line: int, command: str | list[str], scratch: Path) -> str:
     """Run one command, text for bash or a list; return its output. Raise an error if it fails."""
     words = words_of(command) if isinstance(command, str) else command
-    if words[:1] == ["hexdata"] and block.where not in OWN_PROCESSES:
+    if words[:1] == ["hexdata"]:
         return run_here(block, line, words[1:], scratch)
     scripts = sysconfig.get_path("scripts")  # where the tested installation has its hexdata
     plain = {"NO_COLOR": "1", "FORCE_COLOR": ""}  # the second would draw progress bars too

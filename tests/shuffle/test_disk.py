@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +23,7 @@ from hexdata.shuffle import RetryPolicy, ShuffleOptions, layout, plan_shuffle, s
 from hexdata.storage import is_disk_full
 from hexdata.store import Store
 from hexdata.store.session import duckdb_session
+from tests.pairs import FULL
 from tests.shuffle.test_killed import SCRIPT
 
 if TYPE_CHECKING:
@@ -39,15 +40,19 @@ class Usage(NamedTuple):
     free: int
 
 
-@pytest.fixture(autouse=True)
-def many_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "MAX_ROWS", 700)
+@pytest.fixture(scope="module", autouse=True)
+def many_units() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "MAX_ROWS", 700)
+        yield
 
 
-@pytest.fixture
-def expected(trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def expected(
+    many_units: None, trmph_store: Path, tmp_path_factory: pytest.TempPathFactory, store_bytes: StoreBytes
+) -> dict[str, str]:
     """The bytes of a shuffle without disk errors."""
-    store = copy_store(trmph_store, "undisturbed")
+    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("undisturbed") / "store")
     shuffle_store(store, OPTIONS)
     return store_bytes(store)
 
@@ -218,7 +223,11 @@ def in_workers(fsync: Callable[[int], None]) -> Callable[[int], None]:
     return call
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY])
+TEMPORARY = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY]
+PERMANENT = [errno.EROFS, errno.ENOENT, errno.EACCES]
+
+
+@pytest.mark.parametrize("code", TEMPORARY if FULL else TEMPORARY[:2])
 def test_temporary_errors_are_retried(
     trmph_store: Path,
     copy_store: CopyStore,
@@ -248,7 +257,7 @@ def test_temporary_errors_are_retried(
     assert os.strerror(code) in log
 
 
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOENT])
+@pytest.mark.parametrize("code", PERMANENT if FULL else PERMANENT[:2])
 def test_permanent_errors_are_not_retried(
     trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
@@ -297,8 +306,8 @@ def test_waits_double_up_to_the_maximum() -> None:
 
 
 def test_temporary_errors_are_recognized() -> None:
-    assert all(is_transient(OSError(code, "")) for code in (errno.EIO, errno.EAGAIN, errno.EBUSY))
-    lasting = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EDQUOT, errno.EFBIG)
+    assert all(is_transient(OSError(code, "")) for code in (*TEMPORARY, errno.EAGAIN))
+    lasting = (*PERMANENT, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     assert not any(is_transient(OSError(code, "")) for code in lasting)
     assert not is_transient(OSError("no number"))
     assert not is_transient(ValueError())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,11 +21,12 @@ from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
 from hexdata.store import Store
 from tests.conftest import DERIVED
 from tests.object_store import Fault
+from tests.pairs import FULL
 
 if TYPE_CHECKING:
     from upath import UPath
 
-    from tests.conftest import CopyStore, StoreBytes
+    from tests.conftest import StoreBytes
     from tests.object_store import ObjectStore
 
 SHUFFLE = ShuffleOptions(seed=5, buckets=6, threads=2)
@@ -54,10 +56,12 @@ def remote(bucket: UPath, trmph_store: Path) -> UPath:
     return bucket / "store"
 
 
-@pytest.fixture
-def expected(trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def expected(
+    trmph_store: Path, tmp_path_factory: pytest.TempPathFactory, store_bytes: StoreBytes
+) -> dict[str, str]:
     """Return the bytes of the store, shuffled and exported on a disk."""
-    store = copy_store(trmph_store)
+    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("expected") / "store")
     shuffle_store(store, SHUFFLE)
     export_shards(store, EXPORT)
     return {name: digest for name, digest in store_bytes(store).items() if name not in DERIVED}
@@ -218,7 +222,7 @@ export_shards(sys.argv[1], ExportOptions(shard_size=256, block_size=64))
 
 def test_killed_at_any_request(remote: UPath, expected: dict[str, str], object_store: ObjectStore) -> None:
     """The same command resumes and gives the same bytes, and readers never see an incomplete result."""
-    for request in (1, 4, 9, 14):
+    for request in (1, 4, 9, 14) if FULL else (4, 9):
         object_store.fail(Fault("PUT", r"/store/", delay=600, count=1, skip=request))
         with subprocess.Popen([sys.executable, "-c", RUN, str(remote)], stderr=subprocess.PIPE) as process:
             assert object_store.wait_until_met(process, 300), process.stderr and process.stderr.read()
