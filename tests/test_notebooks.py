@@ -21,9 +21,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.pairs import FULL
+
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+DEMO = "DemoOptions(games=200)"
 LONGEST_CELL = 600
 """Seconds after which a cell is considered to hang."""
 MACHINE = re.compile(r"(?<![\w.])/(?:home|mnt|opt|private|root|srv|tmp|Users|usr|var|work)/|[A-Z]:\\Users")
@@ -52,10 +55,19 @@ def test_there_are_notebooks_and_the_readme_names_each():
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the folder, in which a notebook finds the demo of another one, as in a clone."""
+    """Return a copy of the folder, in which a notebook finds the demo of another one, as in a clone.
+
+    To save time, the demo has fewer games, unless ``HEXDATA_TESTS=full``.
+    """
     folder = tmp_path_factory.mktemp("notebooks") / "notebooks"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("hexdata-demo", ".*", "__pycache__"))
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    changed = 0
+    for notebook in folder.glob("*.ipynb"):
+        text = notebook.read_text(encoding="utf-8")
+        changed += DEMO in text
+        notebook.write_text(text if FULL else text.replace(DEMO, "DemoOptions(games=64)"), encoding="utf-8")
+    assert changed == 3
     return folder
 
 

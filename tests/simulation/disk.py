@@ -44,7 +44,7 @@ if __name__ == "__main__":
 from hexdata.cards import CARDS  # noqa: E402
 from hexdata.errors import HexdataError  # noqa: E402
 from hexdata.sql.database import DATABASE_NAME  # noqa: E402
-from tests.simulation.commands import COMMANDS  # noqa: E402
+from tests.simulation.commands import COMMANDS, prepare  # noqa: E402
 from tests.simulation.replay import (  # noqa: E402
     CHANGES,
     CRASHES,
@@ -232,12 +232,8 @@ class Simulation:
         self.command, self.size, self.folder = command, size, folder
         folder.mkdir(parents=True, exist_ok=True)
         begin = folder / "begin"
-        subprocess.run(
-            [sys.executable, "-m", "tests.simulation.commands", command, size, str(begin)],
-            check=True,
-            cwd=TESTS.parent,
-            env={name: text for name, text in os.environ.items() if name != "LD_PRELOAD"},
-        )
+        prepared = run_in(folder, lambda: prepare(command, size, begin))
+        assert prepared.ending == "done", prepared.text
         self.start = read_tree(begin)
         log = folder / "log"
         outcome = run_in(begin, self.action, log=log)
@@ -430,9 +426,14 @@ def preload(folder: Path) -> None:
     shim = build_shim(folder)
     if shim is None:
         sys.exit("the simulated disk needs Linux and a C compiler")
-    environment = os.environ | {"LD_PRELOAD": str(shim), "ARROW_DEFAULT_MEMORY_POOL": "system"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
-    os.execve(sys.executable, [sys.executable, *sys.argv], environment)
+    os.execve(sys.executable, [sys.executable, *sys.argv], environment(shim))
+
+
+def environment(shim: Path) -> dict[str, str]:
+    """Return the variables with which this script runs on the simulated disk."""
+    changed = {"LD_PRELOAD": str(shim), "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    changed["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
+    return os.environ | changed
 
 
 def main() -> None:
