@@ -66,7 +66,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for notebook in folder.glob("*.ipynb"):
         text = notebook.read_text(encoding="utf-8")
         changed += DEMO in text
-        notebook.write_text(text if FULL else text.replace(DEMO, "DemoOptions(games=64)"), encoding="utf-8")
+        notebook.write_text(text if FULL else text.replace(DEMO, "DemoOptions(games=100)"), encoding="utf-8")
     assert changed == 3
     return folder
 

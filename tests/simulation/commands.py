@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +146,3 @@ def prepare(name: str, size: str, folder: Path) -> None:
         COMMANDS[earlier].run(size)
     Path("tmp").mkdir()
     shutil.rmtree(STORE / "logs", ignore_errors=True)
-
-
-if __name__ == "__main__":
-    prepare(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
