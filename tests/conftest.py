@@ -288,18 +288,6 @@ NO_CONDITIONS = "does not support conditional requests"
 needs_conditions = pytest.mark.skipif(SERVER == "rclone", reason="rclone ignores the conditions of requests")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def without_syncs() -> Iterator[None]:
-    """Do not wait until the disk has the data, which only a power failure loses.
-
-    ``tests/simulation`` simulates power failures, in processes of its own.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        if not FULL:
-            patch.setattr(os, "fsync", lambda descriptor: None)
-        yield
-
-
 @pytest.fixture(scope="session")
 def object_store() -> Iterator[ObjectStore]:
     """Serve S3 on loopback, with the environment variables that select it and none of the user's."""

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from tests.conftest import StoreBytes
     from tests.object_store import ObjectStore
 
-SHUFFLE = ShuffleOptions(seed=5, buckets=6, threads=2)
-EXPORT = ExportOptions(shard_size=256, block_size=64, workers=1)
+SHUFFLE = ShuffleOptions(seed=5, buckets=3, threads=2)
+EXPORT = ExportOptions(shard_size=512, block_size=128, workers=1)
 
 
 def put_store(local: Path, remote: UPath) -> None:
@@ -83,7 +83,7 @@ def test_the_bytes_are_the_same_as_on_a_disk(remote: UPath, expected: dict[str, 
 
 
 def test_another_shuffle_replaces_the_first(remote: UPath, expected: dict[str, str]) -> None:
-    shuffle_store(remote, ShuffleOptions(seed=6, buckets=9))
+    shuffle_store(remote, ShuffleOptions(seed=6, buckets=4))
     export_shards(remote, EXPORT)
     shuffle_store(remote, SHUFFLE)
     assert "export" not in Store.open(remote).manifest.stages
@@ -215,8 +215,8 @@ RUN = """
 import sys
 from hexdata.export import ExportOptions, export_shards
 from hexdata.shuffle import ShuffleOptions, shuffle_store
-shuffle_store(sys.argv[1], ShuffleOptions(seed=5, buckets=6, threads=2))
-export_shards(sys.argv[1], ExportOptions(shard_size=256, block_size=64))
+shuffle_store(sys.argv[1], ShuffleOptions(seed=5, buckets=3, threads=2))
+export_shards(sys.argv[1], ExportOptions(shard_size=512, block_size=128))
 """
 
 
