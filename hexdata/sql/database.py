@@ -67,7 +67,9 @@ def _write(store: Store, published: Path) -> None:
         con.execute(f"ATTACH {quote(str(path))} AS hexdata (STORAGE_VERSION {quote(_STORAGE)})")
         con.execute("USE hexdata")
         con.execute(f"SET temp_directory = {quote(f'{store.path.resolve() / DATABASE_NAME}.tmp')}")
+        con.execute("BEGIN")  # one transaction is synced once
         create_catalog(con, store, _ROOT)
+        con.execute("COMMIT")
         con.execute("USE memory")
         con.execute("DETACH hexdata")
         content = path.read_bytes()
