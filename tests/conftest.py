@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import multiprocessing.util
@@ -12,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,6 +155,7 @@ SLOW_FILES = frozenset(
         "loader/test_weights.py",
         "loader/test_where_by_epoch.py",
         "pytorch/test_device_loader.py",
+        "pytorch/test_device_order.py",
         "pytorch/test_epochs.py",
         "pytorch/test_games_mode.py",
         "pytorch/test_loader.py",
@@ -272,6 +274,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         and collection_path.relative_to(folder).as_posix() in SLOW_FILES
     )
     return True if is_slow and config.option.markexpr == "not slow" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, and exempt the tests and modules from it afterwards."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

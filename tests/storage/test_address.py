@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from hexdata.errors import ConfigError
 from hexdata.storage import as_path, prefix_of
 
-pytest.importorskip("s3fs")
+pytestmark = pytest.mark.skipif(find_spec("s3fs") is None, reason="the extra s3 is not installed")
 
 
 @pytest.mark.parametrize(
