@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any, Final, TypeVar
 
 from hexdata.errors import ConfigError, HexdataError, StoreError
-from hexdata.text import printable
+from hexdata.text import did_you_mean, printable
 
 __all__ = [
     "as_int",
@@ -135,7 +135,10 @@ def check_choice(name: str, value: object, known: Collection[str]) -> None:
         ConfigError: It is not.
     """
     if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"unknown {name}", found=repr(value), expected=" or ".join(map(repr, known)))
+        hint = did_you_mean(value, known) if isinstance(value, str) else None
+        raise ConfigError(
+            f"unknown {name}", found=repr(value), expected=" or ".join(map(repr, known)), hint=hint
+        )
 
 
 def check_shares(val: Any, test: Any) -> None:

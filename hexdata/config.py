@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from hexdata.errors import ConfigError
 
-__all__ = ["did_you_mean", "read_toml", "with_current_names"]
+__all__ = ["read_toml", "with_current_names"]
 
 _RENAMED_KEYS: Final = {"value_sense": "value_convention"}
 """Keys that are still read under their former names."""
@@ -32,12 +31,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError("not valid TOML", path=path, found=str(error)) from error
     except RecursionError as error:
         raise ConfigError("not valid TOML", path=path, found="brackets nested too deeply") from error
-
-
-def did_you_mean(name: str, known: Collection[str]) -> str | None:
-    """Return a hint with the most similar known name, or None if none is similar."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]!r}?" if near else None
 
 
 def with_current_names(

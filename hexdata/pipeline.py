@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from hexdata.cards import CARDS
-from hexdata.config import did_you_mean, read_toml, with_current_names
+from hexdata.config import read_toml, with_current_names
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo import FOLDER, LEDGER_NAME, DemoOptions, make_legacy
 from hexdata.engine import Engine, EngineOptions, open_engine
@@ -29,6 +29,7 @@ from hexdata.storage import as_path, local_path, storage_of, translate_errors
 from hexdata.store import Store, store_argument
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.strict_json import shortened
+from hexdata.text import did_you_mean
 from hexdata.units import parse_bytes
 from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
-__all__ = ["count_of", "encodable", "lines_by_cause", "printable", "shell_word"]
+__all__ = ["count_of", "did_you_mean", "encodable", "lines_by_cause", "printable", "shell_word"]
 
 _INVISIBLE: Final = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -54,6 +55,12 @@ def _escaped(letter: str) -> str:
     if printable(letter) == letter:
         return letter
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str | None:
+    """Return a hint with the most similar known name, or None if none is similar."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]!r}?" if near else None
 
 
 def count_of(number: int, noun: str) -> str:

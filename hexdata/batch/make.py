@@ -18,6 +18,7 @@ from hexdata.errors import ConfigError
 from hexdata.fill import POSITION_PLY, boards_to_fill, fill_to_policy, fill_to_stones
 from hexdata.schema import NO_MOVE, TARGETS, is_target
 from hexdata.shards.blocks import POLICY_FIELDS, Block, block_length, block_to_policy
+from hexdata.text import did_you_mean
 
 __all__ = [
     "DEFAULT_FIELDS",
@@ -122,7 +123,8 @@ class BatchOptions:
             if name not in FIELDS and not (isinstance(name, str) and is_target(name))
         ]
         if unknown:
-            raise ConfigError("unknown fields", found=unknown, expected=f"some of {known}")
+            hint = did_you_mean(str(unknown[0]), (*FIELDS, *TARGETS))
+            raise ConfigError("unknown fields", found=unknown, expected=f"some of {known}", hint=hint)
         if len(set(self.fields)) < len(self.fields):
             raise ConfigError("a field is named twice", found=self.fields, expected="each once")
 

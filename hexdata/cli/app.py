@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import hexdata
-from hexdata.text import printable
+from hexdata.text import did_you_mean, printable
 
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
@@ -52,6 +52,9 @@ INTERRUPTED = "interrupted; run the same command again to resume"
 RESOURCES: Final = "Memory and processors"
 """Group of options in the help of a command."""
 _EXAMPLES: Final = "\nExamples:\n"
+_PREFIX: Final = ": Value error, "
+"""Text that Typer puts before the message about a choice."""
+_NOT_A_CHOICE: Final = re.compile(r"'(?P<value>[^']*)' is not one of (?P<choices>'.*')\.$")
 _RANGES: Final = (
     (re.compile(r"\b([0-9.]+)<=x<=([0-9.]+)\b"), r"\1 to \2"),
     (re.compile(r"\bx>=([0-9.]+)\b"), r"at least \1"),
@@ -163,6 +166,14 @@ def _argument_name(argument: Any) -> str:
     return f"{argument.metavar}{'...' if argument.nargs != 1 else ''}"
 
 
+def _with_suggestion(text: str) -> str:
+    """Return a message, with the most similar choice if a value is not one of the choices of an option."""
+    found = _NOT_A_CHOICE.search(text)
+    choices = re.findall("'([^']*)'", found["choices"]) if found else []
+    hint = did_you_mean(found["value"], choices) if found else None
+    return f"{text} {hint}" if hint else text
+
+
 @contextmanager
 def _printable_usage() -> Iterator[None]:
     try:
@@ -172,7 +183,7 @@ def _printable_usage() -> Iterator[None]:
         if (
             hasattr(error, "format_message") and not shows_help
         ):  # a usage error of click, which typer may vendor
-            text = printable(error.format_message())
+            text = _with_suggestion(printable(error.format_message()).replace(_PREFIX, ": "))
             usage = getattr(error, "cmd", None)
             if type(error).__name__ == "MissingParameter" and isinstance(usage, Command) and usage.examples:
                 text += f"\nExample: {usage.examples[0]}"

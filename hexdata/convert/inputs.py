@@ -31,6 +31,7 @@ from hexdata.storage import (
     walk_once,
 )
 from hexdata.store.files import digest_beginning, digest_file
+from hexdata.store.manifest import is_store_folder
 from hexdata.text import encodable, lines_by_cause
 
 __all__ = [
@@ -167,7 +168,7 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> InputFiles:
                 path=input_path,
                 found=_found_instead([(name, cause) for _, name, cause in listed.skipped]),
                 expected=f"{', '.join(known_patterns())} in the folder or its subfolders",
-                hint="Pass a file with another name by its own path." if listed.skipped else None,
+                hint=_hint_without_files(input_path) if listed.skipped else None,
             )
         skipped |= {path: (name, cause) for path, name, cause in listed.skipped}
         for source in listed.sources:
@@ -197,6 +198,12 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> InputFiles:
     for name, location, cause in sorted(others):
         result.skipped[location if name in result.skipped else name] = cause
     return result
+
+
+def _hint_without_files(folder: AnyPath) -> str:
+    if isinstance(folder, Path) and is_store_folder(folder):
+        return "This folder is a store: pass the files or folders from which it was converted."
+    return "Pass a file with another name by its own path."
 
 
 def name_suffixes(names: Iterable[str], most: int = 5) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hexdata.config import did_you_mean
 from hexdata.engine.local import LOCAL
 from hexdata.engine.protocol import ENGINES, Engine
 from hexdata.errors import ConfigError
 from hexdata.progress import SILENT
+from hexdata.text import did_you_mean
 
 __all__ = ["ENGINES", "LOCAL", "Engine", "EngineOptions", "open_engine"]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from hexdata.errors import FormatError, Reason
+from hexdata.formats.content import describe_content
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.registry import (
     BUILT_IN_FORMATS,
@@ -102,7 +103,7 @@ def open_source(path: AnyPath, *, salvage: bool = False, part: FilePart | None =
         "the file has no known format" if head else "the file is empty",
         code=Reason.UNKNOWN_LAYOUT if head else Reason.EMPTY_FILE,
         path=path,
-        found=f"a file that begins with {head[:16]!r}" if head else None,
+        found=describe_content(head) if head else None,
         expected=expected_contents(),
         hint="Save the text as UTF-8." if head.startswith((b"\xff\xfe", b"\xfe\xff")) else None,
     )

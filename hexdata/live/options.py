@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, StrictStr, ValidationError, create_model
 
 from hexdata.batch import BatchOptions
 from hexdata.checks import as_tuple, check_choice, check_count, check_seed, check_shares
-from hexdata.config import did_you_mean, read_toml, with_current_names
+from hexdata.config import read_toml, with_current_names
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.pipeline import Pipeline, check_stage_order
 from hexdata.live.queue import OVERFLOWS, Overflow
@@ -25,6 +25,7 @@ from hexdata.live.stage import Stage
 from hexdata.schema import SPLITS, is_target
 from hexdata.storage import local_path
 from hexdata.strict_json import shortened
+from hexdata.text import did_you_mean
 
 __all__ = [
     "STAGES",

@@ -18,6 +18,7 @@ from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.schema import SCHEMA_VERSION
 from hexdata.storage import AnyPath, as_path, storage_of
+from hexdata.store.manifest import find_store_below, is_store_folder
 from hexdata.strict_json import (
     MAX_JSON_BYTES,
     AtMost,
@@ -30,6 +31,7 @@ from hexdata.strict_json import (
     parse_json,
     shortened,
 )
+from hexdata.text import shell_word
 
 __all__ = [
     "LAYOUTS",
@@ -39,6 +41,7 @@ __all__ = [
     "FieldSpec",
     "ShardEntry",
     "ShardManifest",
+    "missing_manifest_error",
 ]
 
 MANIFEST_VERSION: Final = 1
@@ -212,7 +215,7 @@ class ShardManifest:
             with storage_of(path).open() as file:
                 data = file.read(MAX_JSON_BYTES + 1)
         except FileNotFoundError:
-            raise StoreError("no shard manifest", path=path, hint="Run `hexdata export` first.") from None
+            raise missing_manifest_error(path) from None
         except OSError as error:
             raise StoreError(
                 "the shard manifest cannot be read",
@@ -336,3 +339,15 @@ def _check_identity(facts: object, path: str | AnyPath) -> None:
             expected=shortened(str(stated)),
             hint="Run `hexdata export` again.",
         )
+
+
+def missing_manifest_error(path: str | AnyPath) -> StoreError:
+    """Return the error for a missing shard manifest; it names a store in a subfolder, if there is one."""
+    hint = "Run `hexdata export` first."
+    if "://" not in str(path):
+        folder = Path(str(path)).parent
+        if not folder.exists() and not is_store_folder(folder.parent):
+            return StoreError("there is no such folder", path=folder, hint="Check the path.")
+        if below := find_store_below(folder):
+            hint = f"Did you mean {shell_word(str(below))}?"
+    return StoreError("no shard manifest", path=path, hint=hint)

@@ -14,7 +14,7 @@ from typing import IO, Final, NamedTuple, Protocol, TypeAlias
 
 from hexdata.errors import StoreError
 from hexdata.retry import with_attempts
-from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry
+from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry, missing_manifest_error
 from hexdata.storage import open_file
 
 __all__ = [
@@ -199,7 +199,7 @@ def altered_shard_error(address: str, found: object, expected: object = None) ->
 def missing_file_error(name: str, address: str) -> StoreError:
     """Return the error for a missing shard or manifest."""
     if name == MANIFEST_NAME:
-        return StoreError("no shard manifest", path=address, hint="Run `hexdata export` first.")
+        return missing_manifest_error(address)
     return StoreError("the shard is missing", path=address, hint=REPAIR_HINT)
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
@@ -28,7 +29,7 @@ from hexdata.strict_json import (
 )
 from hexdata.text import shell_word
 
-__all__ = ["MANIFEST_NAME", "Manifest", "StoreFile"]
+__all__ = ["MANIFEST_NAME", "Manifest", "StoreFile", "find_store_below", "is_store_folder"]
 
 MANIFEST_NAME: Final = "manifest.json"
 _KIND: Final = "hexdata store"
@@ -309,11 +310,26 @@ def _no_store(folder: AnyPath) -> StoreError:
         reason = "not a hexdata store: there is no such folder"
     elif local is not None:
         with suppress(OSError):
-            near = [local.parent, *sorted(path for path in local.iterdir() if path.is_dir())]
-            stores = [path for path in near if (path / MANIFEST_NAME).is_file() and path.name != "shards"]
+            stores = [path for path in (local.parent, *_subfolders(local)) if is_store_folder(path)]
             if stores:
                 hint = f"Did you mean {shell_word(str(stores[0]))}?"
     return StoreError(reason, path=folder, hint=hint)
+
+
+def is_store_folder(path: Path) -> bool:
+    """Return whether a local folder has the manifest of a store. Folders of shards have one, too."""
+    return (path / MANIFEST_NAME).is_file() and path.name != "shards"
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+def find_store_below(folder: Path) -> Path | None:
+    """Return the first subfolder of a local folder that is a store; None if there is none."""
+    with suppress(OSError):
+        return next(filter(is_store_folder, _subfolders(folder)), None)
+    return None
 
 
 def _digest(content: object) -> str:

@@ -122,3 +122,39 @@ def test_a_query_file_without_its_option(
     ran = hexdata_run("sql", trmph_store, "my.sql")
     assert ran.status == 2
     assert "Use -f my.sql." in ran.err
+
+
+def test_a_wrong_field_and_a_wrong_choice_have_a_suggestion(trmph_store: Path) -> None:
+    ran = hexdata_run("load", trmph_store, "--fields", "bord")
+    assert ran.status == 2
+    assert ran.err.endswith("extra.NAME. Did you mean 'board'?\n")
+    ran = hexdata_run("load", trmph_store, "--mode", "exat")
+    assert ran.err.splitlines()[-1] == (
+        "Error: Invalid value for '--mode': 'exat' is not one of 'games', 'exact', 'stream'. "
+        "Did you mean 'exact'?"
+    )
+    assert "Did you mean" not in hexdata_run("load", trmph_store, "--mode", "zzz").err
+
+
+def test_training_from_a_folder_that_is_no_store(
+    trmph_store: Path, copy_store: CopyStore, tmp_path: Path
+) -> None:
+    store = copy_store(trmph_store)
+    ran = hexdata_run("load", store.parent, "--mode", "exact")
+    assert ran.err.endswith(f"no shard manifest. Did you mean {store}?\n")
+    assert hexdata_run("load", tmp_path / "none").err == (
+        f"hexdata: {tmp_path / 'none'}: there is no such folder. Check the path.\n"
+    )
+    ran = hexdata_run("load", store / "shards", "--mode", "exact")
+    assert ran.err.endswith("no shard manifest. Run `hexdata export` first.\n")
+
+
+def test_a_store_is_no_source(trmph_store: Path, tmp_path: Path) -> None:
+    ran = hexdata_run("convert", trmph_store, tmp_path / "new")
+    assert ran.status == 1
+    assert "This folder is a store: pass the files or folders from which it was converted." in ran.err
+
+
+def test_a_foreign_file_is_named(trmph_store: Path, tmp_path: Path) -> None:
+    ran = hexdata_run("convert", trmph_store / "games" / "part-000000.parquet", tmp_path / "new")
+    assert "found a Parquet file; expected a pickle" in ran.err

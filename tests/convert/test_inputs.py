@@ -138,7 +138,10 @@ def test_a_file_given_by_its_path_is_detected_by_its_content(tree):
 
 def test_a_file_given_by_its_path_without_a_known_format_is_an_error(tree):
     root = tree("a.trmph", "README.md", "eval.csv", "empty")
-    with pytest.raises(InputError, match=r"README.md: this file has no known format; found .*b'README.md'"):
+    with pytest.raises(
+        InputError,
+        match=r"README.md: this file has no known format; found a text that begins with 'README.md'",
+    ):
         names(root / "a.trmph", root / "README.md")
     (root / "empty").write_bytes(b"")
     with pytest.raises(InputError, match="3 of the files have no known format") as caught:

@@ -141,7 +141,7 @@ def test_invalid_splits_layouts_and_folders_are_refused(make_shards: MakeShards)
     (folder.path / "manifest.json").write_bytes(ShardManifest(**facts).dumps())
     with pytest.raises(ConfigError, match="layout samples"):
         Loader(folder.path)
-    with pytest.raises(HexdataError, match="no shard manifest"):
+    with pytest.raises(HexdataError, match="there is no such folder"):
         Loader(folder.path / "elsewhere")
 
 

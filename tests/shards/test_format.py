@@ -434,8 +434,11 @@ def test_an_unusable_manifest_raises_an_error_with_the_reason(tmp_path: Path) ->
         text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
         return {**rest, "digest": hashlib.sha256(text.encode()).hexdigest()}
 
-    with pytest.raises(StoreError, match=r"no shard manifest.*hexdata export"):
+    with pytest.raises(StoreError, match="there is no such folder"):
         ShardManifest.load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(StoreError, match=r"no shard manifest.*hexdata export"):
+        ShardManifest.load(tmp_path / "empty")
     assert "not valid JSON" in refused("{")
     assert "nested too deeply" in refused("[" * 200_000)
     assert "not a shard manifest" in refused({"kind": "hexdata store", "version": 1})
