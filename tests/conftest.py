@@ -512,6 +512,14 @@ def _sources_of(count: int, positions: int) -> pa.Table:
 
 
 @pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no charts, which take most of the time of a report."""
+    monkeypatch.setattr(
+        "hexdata.report.charts.draw_chart", lambda *_, **__: '<svg role="img" aria-label="none"></svg>'
+    )
+
+
+@pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for temporary files of this test and of its child processes."""
     folder = tmp_path / "tmp"

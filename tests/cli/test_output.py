@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import csv
 import io
 import json
@@ -21,6 +20,7 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.export import ExportOptions, export_shards
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.text import printable
+from tests.cli.terminal import run_on_terminal
 from tests.cli.test_cli import hexdata_run
 
 CLI = Path(__file__).parents[2] / "hexdata" / "cli"
@@ -116,6 +116,7 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.usefixtures("no_charts")
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_command_escapes_names(hostile, tmp_path, line):
     store = tmp_path / f"store{HOSTILE}"
@@ -158,22 +159,7 @@ def test_json_contains_names_unchanged(hostile):
     assert f"in/{HOSTILE}.trmph" in names
 
 
-def on_a_terminal(*arguments):
-    """Run with both outputs on a terminal and return the output, with line feeds as written."""
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-m", "hexdata", *map(str, arguments)]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
-    child = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    shown = bytearray()
-    with contextlib.suppress(OSError):  # raised when the process has closed the terminal
-        while piece := os.read(ours, 65536):
-            shown += piece
-    os.close(ours)
-    assert child.wait(timeout=300) == 0, shown
-    return shown.decode().replace("\r\n", "\n")
-
-
+TERMINAL = {"TERM": "xterm", "COLUMNS": "200"}
 BAR = re.compile(r"\x1b\[[0-9;]*[mAK]|\x1b\[\?25[lh]|\r")
 """Control sequences of rich: styles, cursor movements and carriage returns."""
 
@@ -187,7 +173,7 @@ QUERIES = ("SELECT name FROM sources", f'SELECT 1 AS "{HOSTILE}"', "SELECT [name
 )
 def test_names_are_escaped_on_a_terminal(hostile, form, query):
     store = hostile / f"store{HOSTILE}"
-    shown = on_a_terminal("sql", store, query, *([form] if form else []))
+    shown = run_on_terminal("sql", store, query, *([form] if form else []), **TERMINAL)
     check(BAR.sub("", shown))
     assert r"a\x1b[31m" in shown or r"a\\x1b[31m" in shown or r"a\u001b[31m" in shown
 
@@ -208,7 +194,7 @@ def test_names_are_escaped_in_the_progress_bar(hostile, tmp_path, line):
         "NEW": tmp_path / f"new{HOSTILE}",
         "STORE": tmp_path / f"store{HOSTILE}",
     }
-    shown = on_a_terminal(*(values.get(word, word) for word in line.split()))
+    shown = run_on_terminal(*(values.get(word, word) for word in line.split()), **TERMINAL)
     check(BAR.sub("", shown))
 
 

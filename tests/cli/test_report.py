@@ -15,6 +15,7 @@ from hexdata.store import Store
 if TYPE_CHECKING:
     from tests.conftest import CopyStore
 
+pytestmark = pytest.mark.usefixtures("no_charts")
 Run = pytest.CaptureFixture[str]
 
 

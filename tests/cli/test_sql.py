@@ -21,6 +21,7 @@ import pytest
 
 from hexdata.cli import main
 from hexdata.sql import named_queries
+from tests.cli.terminal import run_on_terminal
 
 Ask = Callable[..., tuple[int, str, str]]
 HEXDATA = (sys.executable, "-c", "from hexdata.cli import main; main()", "sql")
@@ -103,17 +104,8 @@ def test_what_is_wrong_is_said_once(tmp_path: Path, trmph_store: Path, ask: Ask)
 
 
 def on_terminal(*arguments: object) -> str:
-    """Run ``hexdata sql`` with a terminal as standard output and error; what it wrote there."""
-    master, slave = pty.openpty()
-    with subprocess.Popen([*HEXDATA, *map(str, arguments)], stdout=slave, stderr=slave) as child:
-        os.close(slave)
-        written = b""
-        with contextlib.suppress(OSError):  # a terminal whose other side is closed
-            while part := os.read(master, 1 << 16):
-                written += part
-    os.close(master)
-    assert child.returncode == 0, written
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", written.decode()).replace("\r\n", "\n")
+    """Run ``hexdata sql`` on a terminal; return what it wrote there, without control sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", run_on_terminal("sql", *arguments))
 
 
 def test_a_terminal_shows_the_first_rows_and_says_how_many_more_there_are(trmph_store: Path) -> None:
@@ -235,14 +227,12 @@ def test_a_query_file_that_cannot_be_used(
 
 
 @pytest.mark.parametrize("arguments", [(), ("-",), ("-f", "-")])
-def test_the_query_from_standard_input(trmph_store: Path, arguments: tuple[str, ...]) -> None:
-    ran = subprocess.run(
-        [*HEXDATA, str(trmph_store), *arguments],
-        input="SELECT count(*) AS n\nFROM games;\n",
-        capture_output=True,
-        text=True,
-    )
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "n\n80\n", "")
+def test_the_query_from_standard_input(
+    trmph_store: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    query = io.BytesIO(b"SELECT count(*) AS n\nFROM games;\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(query))
+    assert ask(trmph_store, *arguments) == (0, "n\n80\n", "")
 
 
 def answers(lines: list[object]) -> tuple[list[str], str]:

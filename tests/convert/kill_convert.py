@@ -49,10 +49,10 @@ def kill_before_change(moment: int) -> None:
     shutil.rmtree = killing(shutil.rmtree)  # type: ignore[assignment]
 
 
-def changes(store: str, inputs: str, folder: str, first: str) -> None:
-    """Create one store per moment in ``folder``; each starts as a copy of ``store``, if it exists."""
+def changes(store: str, inputs: str, folder: str, first: str, step: str) -> None:
+    """Create one store per step-th moment in ``folder``; each starts as a copy of ``store``, if it exists."""
     pa.array([0])  # imports pandas, if installed, once instead of in every child
-    for moment in itertools.count(int(first), step=2):
+    for moment in itertools.count(int(first), step=int(step)):
         copy = Path(folder, f"{moment:03d}")
         if Path(store).exists():
             shutil.copytree(store, copy)

@@ -22,6 +22,7 @@ from hexdata.formats.legacy.writer import write_legacy
 from hexdata.games.evidence import findings_schema
 from hexdata.games.find import GAMES
 from hexdata.order import derive_key, sort_key
+from tests.pairs import FULL
 
 MEMORY = 500_000_000
 
@@ -331,7 +332,7 @@ def write_shuffled(folder, table: pa.Table, n: int, files: int, dialect: str = "
 
 @pytest.mark.parametrize("dialect", ["dicts-player", "tuples"])
 def test_the_games_of_the_demo_are_found_without_ids(tmp_path, convert, dialect):
-    games = list(make_games(80, seed=7))
+    games = list(make_games(80 if FULL else 30, seed=7))
     table = positions(games, 13)
     if dialect == "tuples":  # in tuples, 1.0 means that blue won
         values = pc.subtract(1.0, table["value"])

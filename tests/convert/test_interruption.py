@@ -20,6 +20,7 @@ from hexdata.progress import Silent
 from hexdata.store import Store
 from hexdata.verify import verify_store
 from tests.convert.kill_convert import running_processes
+from tests.pairs import FULL
 
 KILL_CONVERT = Path(__file__).parent / "kill_convert.py"
 ROOT = Path(__file__).parents[2]
@@ -41,15 +42,19 @@ def sources(make):
     return make.folder
 
 
+STEP = 2 if FULL else 5
+"""Distance between the changes at which the plain run kills."""
+
+
 @pytest.mark.parametrize(("adding", "first"), [(False, 0), (True, 1)])
 def test_killed_before_any_change_on_disk(sources, make, convert, tmp_path, adding, first):
     started = tmp_path / "begun"
     if adding:
         convert(make.v2("b.pkl.gz", make.games(2, start=5)), store="begun")
-    result = run_kill_convert("changes", started, sources, tmp_path / "killed", first)
+    result = run_kill_convert("changes", started, sources, tmp_path / "killed", first, STEP)
     assert result.returncode == 0, result.stderr
     killed = sorted((tmp_path / "killed").iterdir())
-    assert len(killed) >= 12
+    assert len(killed) >= 24 // STEP
     if adding:
         shutil.copytree(started, tmp_path / "undisturbed")
     undisturbed = convert(sources, store="undisturbed", max_reject_rate=1.0)
@@ -174,13 +179,17 @@ def test_two_runs_at_once_are_refused(sources, convert, tmp_path):
     assert convert(sources, max_reject_rate=1.0).result.sources == 3
 
 
+GAMES = 40
+"""Number of times that each game is in a file: enough to be interrupted while workers read."""
+
+
 def test_ctrl_c_stops_cleanly_and_the_same_command_resumes(make, tmp_path):
     """SIGINT is sent to the whole process group while workers run, as a terminal does."""
     make.n = 9
     make.folder.mkdir()
     games = make.games(40)
     for name in "ab":
-        write_trmph(make.folder / f"{name}.trmph", games * 80, make.n)
+        write_trmph(make.folder / f"{name}.trmph", games * GAMES, make.n)
         games.reverse()
     command = [sys.executable, "-m", "hexdata", "convert", str(make.folder), str(tmp_path / "store")]
     process = subprocess.Popen(
@@ -198,7 +207,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_resumes(make, tmp_path):
     assert not (tmp_path / "store" / "manifest.json").exists()
     done = subprocess.run([*command, "--workers", "1"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert Store.open(tmp_path / "store").manifest.counts["games"] == 2 * 40 * 80
+    assert Store.open(tmp_path / "store").manifest.counts["games"] == 2 * 40 * GAMES
 
 
 def test_foreign_files_in_the_folder_are_kept(sources, convert, tmp_path):

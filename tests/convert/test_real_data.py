@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from functools import cache
 
 import pytest
 
@@ -16,6 +17,12 @@ V2_VARIANTS = (
     "v2-player-int-2025-07-25",
 )
 VARIANTS = ("v1-tuples-2025-07-18", *V2_VARIANTS)
+
+
+@pytest.fixture(scope="module")
+def content(real_store):
+    """Return ``content(of_source)``: ``real_store.content``, computed once for each source."""
+    return cache(real_store.content)
 
 
 def test_every_file_is_converted_with_its_stated_counts(real_store):
@@ -35,7 +42,7 @@ def test_every_file_is_converted_with_its_stated_counts(real_store):
     assert stated == 12
 
 
-def test_v1_and_v2_have_the_same_games_and_labels(real_store):
+def test_v1_and_v2_have_the_same_games_and_labels(real_store, content):
     """Value 1.0 means blue in v1 and red in v2; without conversion, half of the labels are wrong."""
     older, newer = (
         real_store.source("neurohex_v1_00_processed.pkl.gz"),
@@ -43,9 +50,9 @@ def test_v1_and_v2_have_the_same_games_and_labels(real_store):
     )
     assert (older["value_sense"], older["evidence"]["chains"]) == ("blue-is-1", [0, 994])
     assert (newer["value_sense"], newer["evidence"]["chains"]) == ("blue-is-0", [994, 0])
-    v1 = real_store.content("v1/neurohex_v1_00")
+    v1 = content("v1/neurohex_v1_00")
     assert len(v1) > 900
-    assert v1 == real_store.content("v2/neurohex_00")
+    assert v1 == content("v2/neurohex_00")
 
 
 def test_v1_and_v2_have_the_same_winners_and_moves(real_store):
@@ -57,11 +64,11 @@ def test_v1_and_v2_have_the_same_winners_and_moves(real_store):
     assert all(winner is not None and moves for same in games.values() for winner, moves, _ in same)
 
 
-def test_the_dated_variants_and_the_shuffled_set_hold_the_same_games(real_store):
-    contents = [real_store.content(variant) for variant in VARIANTS]
+def test_the_dated_variants_and_the_shuffled_set_hold_the_same_games(content):
+    contents = [content(variant) for variant in VARIANTS]
     assert len(contents[0]) == 20
     assert all(content == contents[0] for content in contents)
-    shuffled = real_store.content("shuffled-2025-09-08")
+    shuffled = content("shuffled-2025-09-08")
     assert {game: shuffled[game] for game in contents[0]} == contents[0]
     assert len(shuffled) == 26  # six more of another raw file
 
@@ -101,12 +108,12 @@ def test_a_pickle_of_self_play_games_is_converted(real_data, convert):
     assert found.ok, found
 
 
-def test_trmph_gives_the_games_of_the_pickles_made_from_it(real_data, real_store, convert):
+def test_trmph_gives_the_games_of_the_pickles_made_from_it(real_data, content, convert):
     trmph = real_data / "trmph"
     raw = convert(trmph / "neurohex_00.trmph", trmph / "realmix_A.trmph")
     assert raw.result.rejected == 0
-    assert raw.content("neurohex_00") == real_store.content("v2/neurohex_00")
-    assert raw.content("realmix_A") == real_store.content(VARIANTS[0])
+    assert raw.content("neurohex_00") == content("v2/neurohex_00")
+    assert raw.content("realmix_A") == content(VARIANTS[0])
     assert {row["value_sense"] for row in raw.rows("sources")} == {"blue-is-0"}
 
 

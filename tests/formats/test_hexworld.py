@@ -16,6 +16,7 @@ from hexdata.formats import open_source
 from hexdata.formats.gunzip import is_gzip
 from hexdata.formats.hexworld import HexWorldReader, looks_like_hexworld
 from hexdata.formats.trmph import TrmphReader
+from tests.pairs import FULL
 
 
 def read(path):
@@ -160,7 +161,7 @@ def test_the_content_tells_the_format(tmp_path, text, name, found):
             assert reader.format == found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if FULL else 50, deadline=None)
 @given(st.binary(max_size=300) | st.text("0123456789xrcmn,:abzSspfw#\n ", max_size=300).map(str.encode))
 def test_any_bytes_are_read_or_rejected(tmp_path_factory, content):
     assume(not is_gzip(content))

@@ -18,6 +18,7 @@ from hexdata.errors import FormatError
 from hexdata.formats.legacy import LegacyReader, fastpath, reader
 from hexdata.formats.legacy import examples as legacy_examples
 from tests.legacy_pickles import Player
+from tests.pairs import FULL
 
 pytestmark = pytest.mark.usefixtures("hex_ai")
 
@@ -109,7 +110,7 @@ def examples(draw):
     return result
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80 if FULL else 40, deadline=None)
 @given(
     examples(),
     st.sampled_from([40, 200, 1_500, 64 << 10]),

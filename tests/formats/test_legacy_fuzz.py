@@ -305,7 +305,7 @@ def test_the_seeds_are_valid(tmp_path, name):
     check_converting(path)
 
 
-@settings(max_examples=500 if FULL else 150, deadline=None)
+@settings(max_examples=500 if FULL else 75, deadline=None)
 @given(mutated())
 def test_reading_mutated_files(content):
     with tempfile.TemporaryDirectory() as folder:

@@ -27,6 +27,7 @@ from hexdata.live.source_games import extract_games
 from hexdata.loader import Loader
 from hexdata.schema import raw_schema
 from hexdata.verify import check_round_trip, verify_store
+from tests.pairs import FULL
 
 BLACK, WHITE = 1, 2
 
@@ -299,7 +300,7 @@ def positions(draw) -> Row:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40 if FULL else 20, deadline=None)
 @given(rows=st.lists(positions(), min_size=1, max_size=6), edge=st.integers(7, 9), shuffled=st.booleans())
 def test_random_positions_are_read_as_they_were_written(tmp_path_factory, rows, edge, shuffled):
     path = tmp_path_factory.mktemp("npz") / "a.npz"
@@ -618,7 +619,7 @@ def test_salvaging_an_archive_without_a_directory_gives_no_rows(tmp_path):
     assert (table.num_rows, reader.damage.code) == (0, "truncated")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 if FULL else 30, deadline=None)
 @given(data=st.binary(max_size=200), where=st.integers(0, 3000))
 def test_random_bytes_raise_no_other_error(tmp_path_factory, data, where):
     folder = tmp_path_factory.getbasetemp() / "random"

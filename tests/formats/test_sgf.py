@@ -18,6 +18,7 @@ from hexdata.formats import open_source
 from hexdata.formats import sgf as sgf_module
 from hexdata.formats.gunzip import is_gzip
 from hexdata.formats.sgf import MAX_GAMES_LISTED, SgfReader
+from tests.pairs import FULL
 
 HEAD = "FF[4]GM[11]SZ[5]"
 
@@ -271,7 +272,7 @@ def test_deep_nesting_needs_no_memory(read_text):
     assert [each.reason for each in rejected] == ["sgf-syntax"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if FULL else 50, deadline=None)
 @given(
     st.binary(max_size=300)
     | st.text("()[];\\BWabc123 \n", max_size=300).map(str.encode)

@@ -20,7 +20,7 @@ import pytest
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import ConfigError, StoreError
 from hexdata.export import ExportOptions, export_shards
-from hexdata.report import REPORT_NAME, Report, charts, make_page, write_report
+from hexdata.report import REPORT_NAME, Report, make_page, write_report
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.store.journal import JOURNAL_NAME
@@ -86,12 +86,6 @@ def good_store(demo_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def good(good_store: Path) -> tuple[Report, Page]:
     """The report on the demo store, and its page."""
     return page_of(good_store)
-
-
-@pytest.fixture
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no charts, which take most of the time of a page."""
-    monkeypatch.setattr(charts, "draw_chart", lambda *_, **__: "<svg></svg>")
 
 
 def check(page: Page) -> None:
@@ -222,6 +216,7 @@ def test_a_converted_store_can_be_trained_from_or_shuffled(trmph_store: Path, co
     assert "1 record was rejected" in page.said
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_an_unshuffled_order_is_bad(demo_store: Path, copy_store: CopyStore) -> None:
     """The buckets contain the input order."""
     store = Store.open(copy_store(demo_store))
@@ -241,6 +236,7 @@ def test_an_unshuffled_order_is_bad(demo_store: Path, copy_store: CopyStore) -> 
     assert "FAILED" in page.said
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_shuffle_older_than_the_positions_is_out_of_date(
     trmph_store: Path, copy_store: CopyStore, demo_trmph: DemoTrmph, tmp_path: Path
 ) -> None:
@@ -281,6 +277,7 @@ def test_missing_files_are_bad(demo_store: Path, copy_store: CopyStore) -> None:
     assert "are missing or truncated, for example shards/" in page_of(store)[1].said
 
 
+@pytest.mark.usefixtures("no_charts")
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_very_few_positions(
     count: int, tmp_path: Path, write_odd_store: WriteOddStore, copy_store: CopyStore
@@ -302,6 +299,7 @@ def test_very_few_positions(
         assert report.verdict.answers[0].short == "Too small to measure"
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_store_without_games_tiers_or_moves(tmp_path: Path, write_odd_store: WriteOddStore) -> None:
     store = Store.open(write_odd_store(tmp_path / "store", 300, 1))
     name, *_ = store.manifest.files_in("positions")
@@ -321,6 +319,7 @@ def test_a_store_without_games_tiers_or_moves(tmp_path: Path, write_odd_store: W
         assert text in page.said
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_splits_without_a_training_split(trmph_store: Path, copy_store: CopyStore) -> None:
     store = copy_store(trmph_store)
     shuffle_store(store, ShuffleOptions(threads=1, where="split <> 'train'"))
@@ -336,6 +335,7 @@ def test_splits_without_a_training_split(trmph_store: Path, copy_store: CopyStor
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;{{7*7}}</style>"
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_texts_from_files_are_escaped(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
     path = demo_trmph(tmp_path / "games", games=4, files=1)[0]
     source = tmp_path / "in" / f"{HOSTILE}.trmph"  # nested folders, because the name contains slashes
@@ -373,6 +373,7 @@ def test_the_same_store_gives_the_same_page(demo_store: Path, copy_store: CopySt
     assert b"not recorded" in (store / REPORT_NAME).read_bytes()
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_the_page_is_not_part_of_the_store(
     demo_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
 ) -> None:
@@ -388,6 +389,7 @@ def test_the_page_is_not_part_of_the_store(
     assert shuffle_store(store, ShuffleOptions(threads=1, buckets=40, seed=3)).already_done
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_output_outside_does_not_change_the_store(
     demo_store: Path, store_bytes: StoreBytes, tmp_path: Path
 ) -> None:

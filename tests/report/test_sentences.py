@@ -18,7 +18,6 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.export import ExportOptions, export_shards
 from hexdata.progress import SILENT
 from hexdata.quality import Quality
-from hexdata.report import charts
 from hexdata.report.contents import contents_sections
 from hexdata.report.facts import ReportFacts, gather_facts
 from hexdata.report.fingerprinting import fingerprinting_section
@@ -36,9 +35,7 @@ ONE, TWO, THREE = "#3,a1b1a2b2 r\n", "#3,a1b1a2b2c1a3 b\n", "#3,b2a1b1c1a3 b\n"
 """Games of 5, 7 and 6 positions."""
 
 
-@pytest.fixture(autouse=True)
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charts, "draw_chart", lambda *_, **__: "<svg></svg>")
+pytestmark = pytest.mark.usefixtures("no_charts")
 
 
 def facts_of(store: Path) -> ReportFacts:

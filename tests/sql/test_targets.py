@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
 from hexdata.verify import verify_store
 from tests.conftest import odd_positions
+from tests.pairs import FULL
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, WriteOddStore
@@ -95,7 +97,8 @@ def test_conditions_may_use_them(searched, copy_store: CopyStore, where, wanted)
     shuffle_store(store, ShuffleOptions(seed=1, buckets=1, threads=1, where=where))
     found = {row["position_id"] for row in rows_of(store, "SELECT position_id FROM shuffled")}
     assert found == {row["position_id"] for row in expected() if wanted(row)}
-    assert [check.name for check in verify_store(store).checks if not check.ok] == []
+    if FULL or "extra." in where:  # these names are the hard ones
+        assert [check.name for check in verify_store(store).checks if not check.ok] == []
 
 
 @pytest.mark.parametrize("where", ["extra.unknown = 1", "other.temperature = 1", "extra.odd.x = 1"])
@@ -116,10 +119,17 @@ def test_a_position_is_shown_with_them(searched):
         assert (f"{given['visits']} visits" in str(position)) == (given["visits"] is not None)
 
 
-@pytest.mark.parametrize("column", TARGETS)
-def test_a_value_altered_in_a_bucket_is_found(searched, copy_store: CopyStore, column):
-    store, name = copy_store(searched), "shuffled/train/bucket-000000.parquet"
+@pytest.fixture(scope="module")
+def shuffled(searched, tmp_path_factory):
+    """The store, shuffled into one bucket. Read-only: copy it."""
+    store = shutil.copytree(searched, tmp_path_factory.mktemp("shuffled") / "store")
     shuffle_store(store, ShuffleOptions(seed=1, buckets=1, threads=1))
+    return store
+
+
+@pytest.mark.parametrize("column", TARGETS)
+def test_a_value_altered_in_a_bucket_is_found(shuffled, copy_store: CopyStore, column):
+    store, name = copy_store(shuffled), "shuffled/train/bucket-000000.parquet"
     manifest, table = Manifest.load(store), pq.read_table(store / name)
     values = table[column].to_pylist()
     values[values.index(None)] = 1

@@ -166,6 +166,7 @@ def test_positions_and_games_are_shown(dicts):
     assert (game.end_reason, game.swap, len(game)) == (None, None, 18)
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_report_is_written(release, tmp_path):
     write_report(release / "store", tmp_path / "report.html")
     assert "Lineage" in (tmp_path / "report.html").read_text(encoding="utf-8")

@@ -112,6 +112,7 @@ def contents(folder: Path, without: Path) -> dict[Path, bytes]:
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and without not in p.parents}
 
 
+@pytest.mark.usefixtures("no_charts")
 @pytest.mark.parametrize("number", range(MUTATIONS))
 def test_an_altered_file_ends_in_one_clear_error(sound: Path, tmp_path: Path, number: int) -> None:
     rng = np.random.default_rng(number)

@@ -21,13 +21,14 @@ from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.store.integrity import find_damage, rebuild_command
 from hexdata.verify import verify_store
+from tests.pairs import FULL
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, DemoTrmph, StoreBytes
 
 SHUFFLE = ShuffleOptions(seed=3, buckets=4, where="position_id >= 0", threads=1)
 SHARDS = ExportOptions(shard_size=256, block_size=64, workers=1)
-ROTS = 40
+ROTS = 40 if FULL else 12
 
 Stage = Callable[[Path], Any]
 STAGES: dict[str, tuple[str, Stage]] = {

@@ -17,12 +17,13 @@ from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.store.integrity import rebuild_command
 from hexdata.verify import verify_store
+from tests.pairs import FULL
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, DemoTrmph
     from tests.verify.conftest import Failures
 
-ROTS = 300
+ROTS = 300 if FULL else 75
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -217,12 +215,11 @@ def test_real_files_survive_the_round_trip(tmp_path):
     assert [source.detail for source in found if not (source.ok and source.checked)] == []
 
 
-def test_the_command_line(made):
+def test_the_command_line(made, run_cli):
     inputs, store = made
 
     def verify(*arguments):
-        command = [sys.executable, "-m", "hexdata", "verify", str(store), *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return run_cli("verify", store, *arguments)
 
     done = verify("--round-trip", inputs, "--json")
     assert done.returncode == 0, done.stderr
