@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import io
 import os
 import pickle
 import struct
+import sys
 import tracemalloc
+import zipfile
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hexdata.errors import FormatError, UnsafePickleError
+from hexdata.formats import open_source
 from hexdata.formats.legacy import DEFAULT_LIMITS, LegacyLimits, LegacyReader
 
 
@@ -386,3 +390,223 @@ def test_a_pickle_in_another_container_is_refused(refused, magic):
 def test_a_second_pickle_in_the_file_is_refused(refused):
     first = pickle.dumps({"examples": []}, 4)
     assert refused(first + file_with(SYSTEM + text("true") + b"\x85R")).code != ""
+
+
+# Published bypasses of picklescan (mmaitre314/picklescan), fickling (trailofbits/fickling) and modelscan
+# (protectai/modelscan): names GHSA-… are security advisories of these projects, also CVE-2025-10155 to 10157,
+# CVE-2026-22606 to 22609 and CVE-2026-14534. Other names are files of their tests.
+
+GADGETS = {
+    "GHSA-4r9r-ch6f-vxmx": "torch.utils.bottleneck.__main__ run_cprofile",
+    "GHSA-86cj-95qr-2p4f": "torch._dynamo.guards GuardBuilder.get",
+    "GHSA-f4x7-rfwp-v3xw": "torch.fx.experimental.symbolic_shapes ShapeEnv.evaluate_guards_expression",
+    "GHSA-f745-w6jp-hpxx": "torch.utils.collect_env run",
+    "GHSA-jhph-76pp-mggw": "torch.utils.collect_env run_and_read_all",
+    "GHSA-h3qp-7fh3-f8h4": "torch.utils.data.datapipes.utils.decoder basichandlers",
+    "GHSA-vr7h-p6mm-wpmh": "torch.jit.unsupported_tensor_ops execWrapper",
+    "GHSA-vv6j-3g6g-2pvj": "torch.utils._config_module ConfigModule.load_config",
+    "GHSA-5qwp-399c-mjwf": "trace Trace.run",
+    "GHSA-g344-hcph-8vgg": "trace Trace.runctx",
+    "GHSA-x696-vm39-cp64": "profile Profile.run",
+    "GHSA-6vqj-c2q5-j97w": "profile Profile.runctx",
+    "GHSA-f54q-57x4-jg88": "lib2to3.pgen2.grammar Grammar.loads",
+    "GHSA-3vg9-h568-4w9m": "idlelib.debugobj ObjectTreeItem.SetText",
+    "GHSA-6w4w-5w54-rjvr": "idlelib.autocomplete AutoComplete.get_entity",
+    "GHSA-7cq8-mj8x-j263": "idlelib.autocomplete AutoComplete.fetch_completions",
+    "GHSA-cj3c-v495-4xqh": "code InteractiveInterpreter.runcode",
+    "GHSA-8r4j-24qv-fmq9": "idlelib.calltip Calltip.fetch_tip",
+    "GHSA-9xph-j2h6-g47v": "idlelib.calltip get_entity",
+    "GHSA-4whj-rm5r-c2v8": "torch.utils.bottleneck.__main__ run_autograd_prof",
+    "GHSA-xp4f-hrf8-rxw7": "ensurepip _run_pip",
+    "GHSA-p9w7-82w4-7q8m": "lib2to3.pgen2.pgen ParserGenerator.make_label",
+    "GHSA-m869-42cg-3xwr": "idlelib.run Executive.runcode",
+    "GHSA-j343-8v2j-ff7w": "idlelib.pyshell ModifiedInterpreter.runcommand",
+    "GHSA-3gf5-cxq9-w223": "idlelib.pyshell ModifiedInterpreter.runcode",
+    "GHSA-fqq6-7vqf-w3fg": "doctest debug_script",
+    "GHSA-9w88-8rmg-7g2p": "cProfile runctx",
+    "GHSA-49gj-c84q-6qm9, GHSA-p523-jq9w-64x9": "cProfile run",
+    "GHSA-7wx9-6375-f5wh": "profile run",
+    "GHSA-q77w-mwjj-7mqx, GHSA-f7qq-56ww-84cr": "asyncio.unix_events _UnixSubprocessTransport._start",
+    "GHSA-v7x6-rv5q-mhwc, malicious21": "timeit timeit",
+    "GHSA-m273-6v24-x4m4": "distutils.file_util write_file",
+    "GHSA-4675-36f9-wf6r, GHSA-q5qq-mvfm-j35x": "ctypes CDLL",
+    "GHSA-84r2-jw7c-4r5q, GHSA-5hvc-6wx8-mvv4": "pydoc locate",
+    "GHSA-84r2-jw7c-4r5q": "operator methodcaller",
+    "GHSA-vqmv-47xg-9wpr, GHSA-r7v6-mfhq-g3m2": "pty spawn",
+    "GHSA-r8g5-cgf2-4m4m": "numpy.f2py.crackfortran getlincoef",
+    "GHSA-955r-x9j8-7rhh": "_operator methodcaller",
+    "GHSA-46h3-79wf-xr6c": "_operator attrgetter",
+    "GHSA-vvpj-8cmc-gx39": "pkgutil resolve_name",
+    "GHSA-g38g-8gr9-h9xp, GHSA-5hwf-rc88-82xm": "uuid _get_command_stdout",
+    "GHSA-g38g-8gr9-h9xp _osx_support": "_osx_support _read_output",
+    "GHSA-g38g-8gr9-h9xp _aix_support": "_aix_support _read_cmd_output",
+    "GHSA-g38g-8gr9-h9xp imaplib": "imaplib IMAP4_stream",
+    "GHSA-g38g-8gr9-h9xp _pyrepl": "_pyrepl.pager pipe_pager",
+    "GHSA-g38g-8gr9-h9xp test": "test.support.script_helper assert_python_ok",
+    "GHSA-565g-hwwr-4pp3": "marshal loads",
+    "GHSA-565g-hwwr-4pp3 types": "types FunctionType",
+    "GHSA-wfq2-52f7-7qvj": "runpy run_path",
+    "GHSA-wfq2-52f7-7qvj run_module": "runpy run_module",
+    "GHSA-q5qq-mvfm-j35x importlib": "importlib import_module",
+    "GHSA-q5qq-mvfm-j35x code": "code InteractiveInterpreter",
+    "GHSA-q5qq-mvfm-j35x multiprocessing": "multiprocessing.util spawnv_passfds",
+    "GHSA-h4rm-mm56-xf63": "builtins __import__",
+    "GHSA-mxhj-88fx-4pcv": "smtplib SMTP",
+    "GHSA-5j3x-jp52-966f": "pathlib os.system",
+    "GHSA-cffv-grgg-g429": "ast parse",
+    "GHSA-6ggj-6f2q-f7mx": "_interpreters create",
+    "GHSA-6ggj-6f2q-f7mx _xxsubinterpreters": "_xxsubinterpreters create",
+    "GHSA-m6fh-58r7-x697": "_posixsubprocess fork_exec",
+    "GHSA-m6fh-58r7-x697 site": "site execsitecustomize",
+    "GHSA-m6fh-58r7-x697 atexit": "atexit _run_exitfuncs",
+    "malicious3": "http.client HTTPSConnection",
+    "malicious7": "socket create_connection",
+    "malicious8": "subprocess run",
+    "malicious9": "sys exit",
+    "malicious14": "runpy _run_code",
+    "malicious15": "bdb Bdb.run",
+    "malicious16": "pip main",
+    "malicious17": "torch._inductor.codecache compile_file",
+    "malicious18": "pydoc pipepager",
+    "malicious19": "functools partial",
+    "malicious20": "venv create",
+    "malicious22": "numpy.testing._private.utils runstring",
+    "types_CodeType": "types CodeType",
+    "cloudpickle_codeinjection": "cloudpickle.cloudpickle _make_function",
+    "io_FileIO": "io FileIO",
+    "urllib_request_urlopen": "urllib.request urlopen",
+    "logging_FileHandler": "logging FileHandler",
+    "sys_module_override_sploit": "sys modules",
+    "CVE-2025-10157": "ctypes.util find_library",
+    "modelscan issue 330": "numpy __builtins__",
+    "modelscan issue 330, size": "numpy size",
+    "fickling __future__": "__future__ _ssl.RAND_bytes",
+}
+"""A function that a scanner did not know, by source."""
+
+
+@pytest.mark.parametrize("source", GADGETS)
+def test_functions_that_scanners_missed_are_refused(refused, source):
+    module, name = GADGETS[source].split()
+    before = set(sys.modules)
+    line = module.encode() + b"\n" + name.encode() + b"\n"
+    arguments = text("x") + b"\x85"
+    pushed = [b"c" + line, text(module) + text(name) + b"\x93", text(module) + b"\x94" + text(name) + b"\x93"]
+    calls = [each + arguments + b"R0N" for each in pushed]  # the result is not used
+    calls += [b"(" + pushed[1] + text("x") + b"o0N"]  # OBJ, as in GHSA-mxhj-88fx-4pcv
+    calls += [pushed[1] + arguments + b"\x81", b"(" + text("x") + b"i" + line, pushed[0]]
+    for opcodes in calls:
+        error = refused(file_with(opcodes))
+        assert isinstance(error, UnsafePickleError)
+        assert error.code in ("unsafe-global", "unsafe-opcode", "torch-tensors")
+    assert set(sys.modules) == before
+
+
+def string(value):
+    return b"S'" + value.encode() + b"'\n"
+
+
+CALL = text("ls") + b"\x85R"
+SHELL = SYSTEM + CALL
+STRUCTURES = {
+    "malicious0: globals, compile, eval and getattr of __builtin__": b"c__builtin__\nglobals\n(tRp100\n0N",
+    "malicious10: INST of exec": b"(" + text("1") + b"i__builtin__\nexec\n",
+    "malicious11, issue 22: STACK_GLOBAL with memo numbers out of order": (
+        b"Vos\np92\n0Vsystem\np93\n0Vtorch\np90\n0VLongStorage\np91\n0g92\ng93\n\x93" + CALL
+    ),
+    "malicious12: attrgetter of an imported module": (
+        text("operator") + text("attrgetter") + b"\x93" + text("system") + b"\x85R"
+    ),
+    "GHSA-9gvj-pp9x-gcfr, malicious23: STACK_GLOBAL with STRING": string("os")
+    + string("system")
+    + b"\x93"
+    + CALL,
+    "BINSTRING as the names of STACK_GLOBAL": b"T\x02\0\0\0osU\x06system\x93" + CALL,
+    "keyerror-exploit: a reference that does not exist after the call": SHELL
+    + b"0"
+    + text("os")
+    + b"\x94h\xc8h\0\x93",
+    "type-confusion-exploit: a number as a module after the call": SHELL
+    + b"0J\x2a\0\0\0\x94"
+    + text("os")
+    + b"\x93",
+    "broken_model: an opcode without its argument after the call": SHELL + b"X",
+    "fickling issue 138: an invalid opcode after the call": SHELL + b"\xfe",
+    "fickling pull 108: OBJ without PROTO": b"(cpty\nspawn\n" + text("id") + b"o",
+    "fickling issue 125: names of STACK_GLOBAL that are computed": (
+        b"coperator\nitemgetter\n(K\x01K\x02tR(" + text("xos") + b"tR" + text("system") + b"\x93"
+    ),
+    "fickling issue 188: a tuple without a mark": SYSTEM + b"t",
+    "modelscan issue 330: BUILD of a function of NumPy": (
+        text("numpy") + text("ndarray") + b"\x93}}" + text("shape") + SYSTEM + b"s\x86b"
+    ),
+    "modelscan issue 330: a method that BUILD replaced": (
+        text("numpy") + text("dtype") + b"\x93N}" + text("__reduce__") + SYSTEM + b"s\x86b"
+    ),
+    "_codecs.encode as a step to exec": b"c_codecs\nencode\n(" + text("1") + text("zlib_codec") + b"tR",
+    "_codecs.encode of an object": b"c_codecs\nencode\n(]" + text("latin1") + b"tR",
+    "dup and memo of a global": SYSTEM + b"2\x94" + CALL,
+}
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_structures_that_scanners_missed_are_refused(refused, monkeypatch, name, packed):
+    monkeypatch.setattr(os, "system", lambda command: pytest.fail(command))
+    error = refused(file_with(STRUCTURES[name]), packed=packed)
+    assert isinstance(error, UnsafePickleError) or error.code == "corrupt-pickle"
+
+
+HIDDEN = b"(" + SHELL + b"1"
+FRAMES = {
+    "CPython issue 154848: a call within the bytes after a frame": (
+        b"\x95\x02\0\0\0\0\0\0\0B\x40\0\0\0\0\0" + HIDDEN.ljust(0x3E, b"N")
+    ),
+    "a frame that ends in a text": b"\x95\x03\0\0\0\0\0\0\0\x8c\x14" + b"A" * 20,
+    "a frame that ends in the name of a module": b"\x95\x04\0\0\0\0\0\0\0cmacos\nsystem\n",
+    "a frame that ends in the name of a function": b"\x95\x07\0\0\0\0\0\0\0cos\nsystem\n",
+    "a frame that ends in an integer": b"\x95\x02\0\0\0\0\0\0\0J\x07\0\0\0",
+    "a frame that begins in another frame": b"\x95\x1e\0\0\0\0\0\0\0N\x95\x02\0\0\0\0\0\0\0N0",
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_frames_that_two_unpicklers_read_differently_are_refused(refused, name):
+    assert refused(file_with(FRAMES[name])).code in ("corrupt-pickle", "unsafe-global")
+
+
+def zipped(raw, name="data.pkl", **changes):
+    """Return a zip archive; ``changes`` are offsets in its directory, where a byte is inverted."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(name, raw)
+    found = bytearray(buffer.getvalue())
+    for offset in changes.values():
+        found[found.find(b"PK\x01\x02") + offset] ^= 0xFF
+    return bytes(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "raw"),
+    {
+        "malicious1.zip": zipped(file_with(SHELL)),
+        "malicious1_wrong_ext.zip": zipped(file_with(SHELL), "data.txt"),
+        "malicious1_crc.zip, CVE-2025-10156": zipped(file_with(SHELL), crc=16),
+        "malicious1_central_directory.zip": zipped(file_with(SHELL), name_size=28),
+        "malicious1_0x1.zip: encrypted": zipped(file_with(SHELL), flags=8),
+        "an array of KataHex that is a pickle": zipped(file_with(SHELL), "globalInputNC.npy"),
+        "malicious6: a second pickle": pickle.dumps({"examples": []}) + file_with(SHELL),
+        "pytorch_magic_bypass: the second of several pickles": pickle.dumps(1001, 2) + file_with(SHELL),
+        "bad_pytorch": b"\x89PNG\r\n\x1a\n" + file_with(SHELL),
+        "object_array.npy": b"\x93NUMPY\x01\0v\0" + b"{'descr': '|O', }".ljust(118) + file_with(SHELL),
+        "malicious-invalid-bytes": file_with(SHELL)[:-1] + b"\n\n\t\t",
+    }.items(),
+)
+def test_containers_that_scanners_missed_are_refused(tmp_path, monkeypatch, name, raw):
+    """CVE-2025-10155 is a pickle with another extension: the content decides, not the name."""
+    monkeypatch.setattr(os, "system", lambda command: pytest.fail(command))
+    for extension in ("pkl", "bin", "pt", "pth", "txt", "npz"):
+        path = tmp_path / f"a.{extension}"
+        path.write_bytes(raw)
+        with pytest.raises(FormatError), open_source(path) as reader:
+            list(reader.batches())
