@@ -40,7 +40,7 @@ _GAME_START: Final = re.compile(rb"\(\s{0,9};\s{0,9}[A-Za-z]{1,64}\s{0,9}\[")
 _SPACE: Final = re.compile(rb"\s*")
 _TOKEN: Final = re.compile(rb"[();\[]|[A-Za-z]{1,64}")
 _VALUE_END: Final = re.compile(rb"[\]\\]")
-_NEXT_GAME: Final = re.compile(rb"\(\s*;")
+_NEXT_GAME: Final = re.compile(rb"\(\s{0,250};")
 _CELL: Final = re.compile(r"[a-z]{1,2}[0-9]{1,2}")
 _LETTERS: Final = re.compile(r"[a-z]{2}")
 _SIZE: Final = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
@@ -449,6 +449,11 @@ class _Scanner:
         self._at = 0
         return True
 
+    def _need(self, count: int) -> None:
+        """Read pieces until ``count`` bytes are not scanned, or the text ends."""
+        while len(self._buffer) - self._at < count and self._fill():
+            pass
+
     def _peek(self) -> bytes:
         """Skip blanks and return the next byte, empty at the end."""
         while True:
@@ -460,8 +465,10 @@ class _Scanner:
 
     def _find_game(self, first: bool) -> bool:
         """Skip the text before the next "("; return False if there is none."""
-        if first and self._peek() and self._buffer.startswith(codecs.BOM_UTF8, self._at):
-            self._at += len(codecs.BOM_UTF8)
+        if first and self._peek():
+            self._need(len(codecs.BOM_UTF8))
+            if self._buffer.startswith(codecs.BOM_UTF8, self._at):
+                self._at += len(codecs.BOM_UTF8)
         while self._peek():
             found = self._buffer.find(b"(", self._at)
             stop = len(self._buffer) if found < 0 else found
@@ -476,8 +483,7 @@ class _Scanner:
         line_start = False
         while self._at < len(self._buffer) or self._fill():
             if line_start and self._peek() == b"(":
-                if len(self._buffer) - self._at < 256:
-                    self._fill()
+                self._need(256)
                 if _NEXT_GAME.match(self._buffer, self._at):
                     return
             line = self._buffer.find(b"\n", self._at)
@@ -546,8 +552,7 @@ class _Scanner:
         """Return the next token: a bracket, a semicolon or the name of a property."""
         if not self._peek():
             raise _syntax_error("the file ends within a game", f"{len(game.nodes):,} nodes")
-        if len(self._buffer) - self._at <= 64:
-            self._fill()
+        self._need(65)  # more than the longest token
         token = _TOKEN.match(self._buffer, self._at)
         if token is None:
             raise _syntax_error(

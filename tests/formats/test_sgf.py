@@ -266,6 +266,27 @@ def test_pieces_may_end_anywhere(read_text, monkeypatch):
     assert len(whole[1]) == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"\ufeff(;{HEAD}SZZ[3]RE[B];B[a1])",
+        f"(;{HEAD}WK[b1]B[a1];BZ];W[b1])\n(   ;{HEAD}RE[B];B[a1])",
+        f"(;{HEAD}\x00B[a1];BLACKANDWHITE[b1]RE[B])\n(;{HEAD}RE[B];B[a1])",
+    ],
+)
+def test_salvaging_small_gzip_members_changes_nothing(tmp_path, text):
+    """A salvaged stream returns the bytes of each member alone, however few."""
+    raw = text.encode()
+    path = tmp_path / "a.sgf.gz"
+    path.write_bytes(b"".join(gzip.compress(raw[start : start + 1]) for start in range(len(raw))))
+    found = []
+    for salvage in (False, True):
+        with SgfReader(path, salvage=salvage) as reader:
+            batches = list(reader.batches())
+        found.append(([batch.positions.to_pylist() for batch in batches], [b.rejected for b in batches]))
+    assert found[0] == found[1]
+
+
 def test_deep_nesting_needs_no_memory(read_text):
     _, rows, rejected = read_text(f"(;{HEAD}RE[B+R];B[a1]" + 200_000 * "(" + 200_000 * ")" + ";W[b2])\n")
     assert not rows
