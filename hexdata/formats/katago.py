@@ -479,7 +479,7 @@ def _check_boards(block: _Block, checks: _Checks) -> npt.NDArray[np.int64]:
         lambda row: f"{(stones & ~block.board)[row].sum()} stones are outside the board",
     )
     checks.reject(
-        ~np.isin(block.inputs[:, 0], (0, 1)),
+        (block.inputs[:, 0] != 0) & (block.inputs[:, 0] != 1),
         Reason.PLAYER_RANGE,
         lambda row: (
             f"the player to move in column 0 of {_INPUTS}; found {block.inputs[row, 0]}; "

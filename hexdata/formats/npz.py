@@ -352,7 +352,7 @@ def _read_header(stream: IO[bytes], info: zipfile.ZipInfo) -> NpzArray:
     text = bytearray()
     _read_into(text, stream, length)
     try:  # only literals are evaluated
-        header = ast.literal_eval(text.decode("latin-1").strip())
+        header = ast.literal_eval(text.decode("latin-1").strip(" \n"))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         header = None
     found = f"{info.filename}: {bytes(text[:80])!r}, in {info.file_size:,} bytes"

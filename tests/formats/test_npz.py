@@ -380,6 +380,7 @@ TARGETS, PLANES, POLICY, INPUTS = (
         ("board-cells", PLANES, lambda a: set_bit(a, 1, 6)),
         ("player-range", INPUTS, lambda a: a.__setitem__((0, 0), 0.5)),
         ("player-range", INPUTS, lambda a: a.__setitem__((0, 0), np.nan)),
+        ("player-range", INPUTS, lambda a: a.view("<u4").__setitem__((0, 0), 0x7FA00000)),  # a signalling NaN
         ("no-winner", TARGETS, lambda a: a.__setitem__((0, slice(0, 3)), (0, 0, 1))),
         ("no-winner", TARGETS, lambda a: a.__setitem__((0, slice(0, 3)), 0)),  # the game was not finished
         ("value-range", TARGETS, lambda a: a.__setitem__((0, slice(0, 2)), (1, 1))),
@@ -524,6 +525,14 @@ def test_damaged_headers_of_arrays_are_refused(tmp_path, header):
         members = members_of(arrays_of([Row(5)], 5)) | {name: header}
         path = write_members(tmp_path / "a.npz", members)
         assert refused(path) in {"corrupt-array", "unknown-layout", "truncated"}
+
+
+@pytest.mark.parametrize("blank", [b"\x1f", b"\xa0"])
+def test_other_blanks_in_the_header_of_an_array_are_refused(tmp_path, blank):
+    """NumPy does not read them either."""
+    members = members_of(arrays_of([Row(5)], 5))
+    members[PLANES] = members[PLANES].replace(b" \n", blank + b"\n", 1)
+    assert refused(write_members(tmp_path / "a.npz", members)) == "corrupt-array"
 
 
 def test_a_zip_bomb_is_refused_before_it_is_decompressed(tmp_path):
