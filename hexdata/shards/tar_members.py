@@ -40,6 +40,10 @@ HEADER_BYTES: Final = tarfile.BLOCKSIZE + _NPY_HEADER_BYTES
 _NAME: Final = re.compile(rb"([0-9]{6,18})\.([a-z_]{1,40}|extra\.[A-Za-z_][A-Za-z0-9_]{0,62})\.npy\0*")
 _SIZE: Final = re.compile(rb"([0-7]{11})[\0 ]")
 _CHECKSUM: Final = re.compile(rb"([0-7]{6,7})[\0 ]{1,2}")
+_OWNER: Final = re.compile(rb"(?:[0-7]{6,7}[\0 ]{1,2}){3}[0-7]{11}[\0 ]")
+"""Mode, user, group and time of modification, which are not used, but tarfile stops at invalid ones."""
+_NAMES: Final = re.compile(rb"[\x20-\x7e]{0,31}\0+[\x20-\x7e]{0,31}\0+[0-7\0 ]{16}")
+"""User, group and device."""
 _NPY: Final = re.compile(
     rb"\x93NUMPY\x01\x00v\x00\{'descr': '([<|][uif][1248])', 'fortran_order': False, "
     rb"'shape': \(((?:[0-9]{1,12}, ?)*(?:[0-9]{1,12})?)\), \} *\n"
@@ -185,6 +189,9 @@ def _parse_tar_header(header: bytes) -> tuple[str, str, int]:
     size = _SIZE.fullmatch(header[124:136])
     if size is None:
         raise ValueError(f"a size of {header[124:136]!r}")
+    owner, names, link = header[100:124] + header[136:148], header[265:345], header[157:257]
+    if not _OWNER.fullmatch(owner) or not _NAMES.fullmatch(names) or any(link):
+        raise ValueError("no tar header: its mode, owner, time, link or device is invalid")
     return name[1].decode("ascii"), name[2].decode("ascii"), int(size[1], 8)
 
 

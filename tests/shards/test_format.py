@@ -30,7 +30,7 @@ from hexdata.shards.blocks import (
 )
 from hexdata.shards.format import ShardWriter, block_samples, read_blocks
 from hexdata.shards.manifest import ShardEntry, ShardManifest
-from hexdata.shards.tar_members import member_headers, npy_header, parse_npy_header
+from hexdata.shards.tar_members import member_headers, npy_header, parse_headers, parse_npy_header
 
 SIZE = 5
 CELLS = SIZE * SIZE
@@ -288,6 +288,17 @@ def test_an_altered_shard_raises_an_error_with_the_member(shard: Path) -> None:
         with pytest.raises(FormatError, match="truncated or altered") as caught:
             list(read_blocks(shard))
         assert caught.value.record == record
+
+
+@pytest.mark.parametrize("offset", [100, 110, 116, 140, 157, 200, 265, 297, 329, 344])
+def test_a_header_that_tarfile_cannot_read_is_refused(offset: int) -> None:
+    """Other programs would stop at it, or at the member before, without an error."""
+    header = bytearray(member_headers("000007", "board", "|u1", (3, 4)))
+    header[offset] = 0x81
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header[: tarfile.BLOCKSIZE])
+    with pytest.raises(FormatError, match="no tar header"):
+        parse_headers(bytes(header), 0, 1 << 20, "shard")
 
 
 def test_a_pickled_array_raises_an_error() -> None:
