@@ -344,7 +344,15 @@ def _check_digest(content: dict[str, Any], path: AnyPath) -> None:
     """
     if "digest" not in content:
         return
-    found = _digest({name: value for name, value in content.items() if name != "digest"})
+    try:
+        found = _digest({name: value for name, value in content.items() if name != "digest"})
+    except UnicodeEncodeError as error:  # an escape such as \ud800, which hexdata never writes
+        raise StoreError(
+            "the manifest contains text that UTF-8 cannot encode",
+            path=path,
+            found=shortened(repr(error.object[error.start : error.end])),
+            hint=_HINT,
+        ) from None
     if found != content["digest"]:
         raise StoreError(
             "the manifest was altered or is damaged",

@@ -51,6 +51,15 @@ def test_a_manifest_is_read_back_unchanged(tmp_path: Path, manifest: Manifest) -
     assert Manifest.load(tmp_path) == manifest
 
 
+@pytest.mark.parametrize("key", ["files", "kinds"])
+def test_text_that_utf8_cannot_encode_is_refused(tmp_path: Path, manifest: Manifest, key: str) -> None:
+    """Its digest cannot be computed."""
+    content = saved(tmp_path, manifest) | {key: {"\ud800": 1}}
+    (tmp_path / MANIFEST_NAME).write_text(json.dumps(content))
+    with pytest.raises(StoreError, match=r"text that UTF-8 cannot encode; found '\\ud800'"):
+        Manifest.load(tmp_path)
+
+
 def test_the_bytes_depend_only_on_the_content(tmp_path: Path, manifest: Manifest) -> None:
     manifest.save(tmp_path)
     before = (tmp_path / MANIFEST_NAME).read_bytes()
