@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hexdata.loader import Loader
+from tests.pairs import FULL
 
 torch = pytest.importorskip("torch")
 
@@ -24,6 +25,8 @@ pytestmark = [
 ]
 
 FIELDS = ("board", "policy", "value", "position_id")
+NOT_FORKED = "spawn" if FULL else "forkserver"
+"""A start method whose workers receive the table by pickle. Each spawned worker imports PyTorch again."""
 
 
 def make_loader(store: Path, **options: Any) -> Loader:
@@ -40,7 +43,7 @@ def mapped_files(process: int) -> set[str]:
     return {Path(line.split(maxsplit=5)[5]).name for line in lines if line.endswith(".arrays")}
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", *(["spawn"] if FULL else [])])
 def test_workers_deliver_the_batches_of_the_loader(trmph_store: Path, temporary: Path, method: str) -> None:
     alone = make_loader(trmph_store)
     assert alone.options.mode == "games"
@@ -71,7 +74,7 @@ def test_spawned_workers_map_the_same_file(trmph_store: Path, temporary: Path) -
     assert not file.exists()
 
 
-@pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("fork", True), ("spawn", True)])
+@pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("fork", True), (NOT_FORKED, True)])
 def test_a_dataset_in_a_data_loader(
     trmph_store: Path, temporary: Path, method: str, persistent: bool
 ) -> None:
@@ -107,7 +110,7 @@ def test_a_loader_continues_after_its_table_was_shared(trmph_store: Path, tempor
     expected = ids_of(make_loader(trmph_store))
     loader = make_loader(trmph_store)
     got = ids_of(islice(loader, 3))
-    for method in ("spawn", "fork"):
+    for method in (NOT_FORKED, "fork"):
         workers = TorchLoader(loader, num_workers=2, multiprocessing_context=method)
         part = ids_of(islice(workers, 5))
         got += part

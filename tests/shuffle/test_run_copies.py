@@ -174,7 +174,7 @@ def test_a_shuffle_with_copies_gives_the_same_bytes(
     assert (max(parts) > 1) == (0 < free < DISK)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2] if FULL else [2])
 def test_buckets_of_a_group_are_recorded_one_by_one(
     trmph_store: Path, bucket: UPath, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
