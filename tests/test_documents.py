@@ -9,7 +9,7 @@ store. The output of commands is not compared with the document. To save time:
 - The demo with which most documents begin has ``DEMO_GAMES`` games, with few exceptions. It is run
   once and copied.
 - Commands use one core: small stores are finished before workers have started.
-- A plain ``hexdata`` command runs in this process. Commands that use the shell run in processes of their own.
+- A plain ``hexdata`` command runs in this process, also if its output goes to a file. Others run in a shell.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from hexdata.cli import app
 from hexdata.errors import HexdataError
@@ -53,6 +53,8 @@ FENCE = re.compile(r"^ *```(?P<language>\w*|\{[\w-]+\})( [./\w]+)?\s*$")
 DEMO = re.compile(r"hexdata demo( hexdata-demo)?( --games \d+)?")
 """A demo that may be copied: it writes the folder ``hexdata-demo`` with the same bytes every time."""
 DEMO_GAMES = 64
+TO_FILE = re.compile(r"hexdata (?P<arguments>[^|&;<>*$`]+) > (?P<file>[\w.-]+)")
+"""A command that needs a shell only to write its output to a file."""
 OWN_GAMES = {"quality.md"}
 """Documents whose statements need as many games as they name."""
 MARK = re.compile(r"^ *<!-- (?P<mark>not run|file|store): (?P<text>.*\S) -->\s*$")
@@ -115,7 +117,7 @@ def words_of(command: str) -> list[str]:
     return [] if re.search(r"[$`]", command) or re.search(r"[|&;<>*]", unquoted) else shlex.split(command)
 
 
-def run_here(block: Block, line: int, arguments: list[str], scratch: Path) -> str:
+def run_here(block: Block, line: int, arguments: list[str], scratch: Path) -> Result:
     """Run ``hexdata`` in this process."""
     with one_core(), chdir(scratch), warnings.catch_warnings():
         warnings.simplefilter("default")
@@ -126,14 +128,18 @@ def run_here(block: Block, line: int, arguments: list[str], scratch: Path) -> st
         )
         said = "\n".join([done.output, *report])
         raise block.error(f"exit status {done.exit_code} from: hexdata {shlex.join(arguments)}\n{said}", line)
-    return done.output
+    return done
 
 
 def run_command(block: Block, line: int, command: str | list[str], scratch: Path) -> str:
     """Run one command, text for bash or a list; return its output. Raise an error if it fails."""
+    if isinstance(command, str) and (written := TO_FILE.fullmatch(command)):
+        done = run_here(block, line, shlex.split(written["arguments"]), scratch)
+        (scratch / written["file"]).write_text(done.stdout, encoding="utf-8")
+        return ""
     words = words_of(command) if isinstance(command, str) else command
     if words[:1] == ["hexdata"]:
-        return run_here(block, line, words[1:], scratch)
+        return run_here(block, line, words[1:], scratch).output
     scripts = sysconfig.get_path("scripts")  # where the tested installation has its hexdata
     plain = {"NO_COLOR": "1", "FORCE_COLOR": ""}  # the second would draw progress bars too
     environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"} | plain
