@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -27,58 +29,77 @@ MISSING = (
     "watchfiles",
 )
 RUN = """
-import sys
+import contextlib, io, json, sys
 from hexdata.cli import main
 
-for name in sys.argv.pop(1).split(","):
+missing, *commands = map(json.loads, sys.argv[1:])
+for name in missing:
     sys.modules[name] = None  # importing it raises ModuleNotFoundError
-main()
+for command in commands:
+    sys.argv, errors, status = ["hexdata", *command], io.StringIO(), 0
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
+        try:
+            main()
+        except SystemExit as end:
+            status = end.code or 0
+    print(json.dumps([status, errors.getvalue()]))
 """
+CORE = {"verify": (), "load": ("--mode", "exact"), "show": ("0",), "sql": ("SELECT 1",)}
+"""Commands that need no extra, and their arguments after the store."""
+NEEDS = {
+    ("report",): ("the report", "report"),
+    ("live",): ("live loading", "live"),
+    ("browse", "--no-open"): ("the page of a store", "browse"),
+    ("show", "0", "--png", "a.png"): ("a drawing as PNG", "png"),
+    ("verify", "--engine", "ray"): ("an engine of Ray", "ray"),
+}
+"""Commands that need an extra: its purpose and its name."""
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command of hexdata in a process in which no library of an extra can be imported."""
-    command = [sys.executable, "-c", RUN, ",".join(MISSING), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+class Ran(NamedTuple):
+    """Exit status and errors of a command."""
+
+    status: int
+    errors: str
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("light") / "store"
-    done = run("demo", str(path), "--games", "20")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Ran]:
+    """The results of all commands, run in one process that cannot import the library of any extra."""
+    folder = tmp_path_factory.mktemp("light")
+    store = str(folder / "demo" / "store")
+    commands = {
+        ("demo",): ("demo", str(folder / "demo"), "--games", "20"),
+        **{(name,): (name, store, *rest) for name, rest in CORE.items()},
+        **{command: (command[0], store, *command[1:]) for command in NEEDS},
+    }
+    arguments = [json.dumps(each) for each in (MISSING, *commands.values())]
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
-    assert "no report is written: the report needs a library" in " ".join(done.stderr.split())
-    return path / "store"
+    lines = done.stdout.splitlines()
+    return {name: Ran(*json.loads(line)) for name, line in zip(commands, lines, strict=True)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["verify", "load", "show", "sql"])
-def test_the_core_needs_no_extra(store: Path, command: str) -> None:
-    arguments = {"show": ("0",), "sql": ("SELECT 1",), "load": ("--mode", "exact")}.get(command, ())
-    done = run(command, str(store), *arguments)
-    assert done.returncode == 0, done.stderr
+def test_the_core_needs_no_extra(ran: dict[tuple[str, ...], Ran]) -> None:
+    assert "no report is written: the report needs a library" in " ".join(ran["demo",].errors.split())
+    for name in ("demo", *CORE):
+        assert ran[name,].status == 0, ran[name,].errors
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "purpose", "extra"),
-    [
-        (("report",), "the report", "report"),
-        (("live",), "live loading", "live"),
-        (("browse", "--no-open"), "the page of a store", "browse"),
-        (("show", "0", "--png", "a.png"), "a drawing as PNG", "png"),
-        (("verify", "--engine", "ray"), "an engine of Ray", "ray"),
-    ],
-)
+@pytest.mark.parametrize("command", NEEDS)
 def test_a_command_names_the_extra_that_it_needs(
-    store: Path, command: tuple[str, ...], purpose: str, extra: str
+    ran: dict[tuple[str, ...], Ran], command: tuple[str, ...]
 ) -> None:
-    done = run(command[0], str(store), *command[1:])
-    assert done.returncode != 0
-    message = " ".join(done.stderr.split())
+    purpose, extra = NEEDS[command]
+    assert ran[command].status != 0
+    message = " ".join(ran[command].errors.split())
     assert f"{purpose} needs a library that is not installed" in message
     assert f"pip install 'hexdata[{extra}]'" in message
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in message
 
 
 def test_each_named_extra_exists() -> None:

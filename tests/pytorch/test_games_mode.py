@@ -58,8 +58,8 @@ def test_workers_deliver_the_batches_of_the_loader(trmph_store: Path, temporary:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_spawned_workers_map_the_same_file(trmph_store: Path, temporary: Path) -> None:
-    loader = TorchLoader(make_loader(trmph_store), num_workers=2, multiprocessing_context="spawn")
+def test_workers_that_are_not_forked_map_the_same_file(trmph_store: Path, temporary: Path) -> None:
+    loader = TorchLoader(make_loader(trmph_store), num_workers=2, multiprocessing_context=NOT_FORKED)
     batches = iter(loader)
     for _ in islice(batches, 4):
         pass
