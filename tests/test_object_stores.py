@@ -204,7 +204,7 @@ DAMAGED = ("positions/part-000001.parquet", "games/part-000000.parquet")
 
 
 @pytest.mark.parametrize(
-    ("damage", "name"), product(DAMAGES, DAMAGED) if FULL else zip(DAMAGES, 2 * DAMAGED, strict=True)
+    ("damage", "name"), [*(product(DAMAGES, DAMAGED) if FULL else zip(DAMAGES, 2 * DAMAGED, strict=True))]
 )
 def test_verify_names_what_is_damaged(
     bucket: UPath, trmph_store: Path, copy_store: CopyStore, damage: Callable[[Any], None], name: str
