@@ -9,17 +9,14 @@ from collections.abc import Iterator
 from types import EllipsisType
 from typing import Any, Final, Literal
 
-from hexdata.checks import as_int, check_choice
-from hexdata.errors import ConfigError
-from hexdata.extras import installed_by
-from hexdata.loader import Loader
-from hexdata.loader.loader import Delivery
-
-with installed_by("torch", "hexdata.webdataset"):
-    from hexdata.torch.dataset import LoaderDataset
-
 import webdataset as wds
 from webdataset.utils import pytorch_worker_info
+
+from hexdata.checks import as_int, check_choice
+from hexdata.errors import ConfigError
+from hexdata.loader import Loader
+from hexdata.loader.loader import Delivery
+from hexdata.torch import LoaderDataset
 
 __all__ = ["LoaderPipeline", "Sample"]
 

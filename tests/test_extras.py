@@ -102,9 +102,17 @@ def test_a_command_names_the_extra_that_it_needs(
     assert "Traceback" not in message
 
 
+@pytest.mark.parametrize("module", ["hexdata.torch", "hexdata.webdataset"])
+def test_a_module_names_the_extra_that_it_needs(module: str) -> None:
+    script = f"import sys\nsys.modules['torch'] = None\nimport {module}"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "ConfigError: hexdata.torch needs a library that is not installed" in done.stderr
+    assert "pip install 'hexdata[torch]'" in done.stderr
+
+
 def test_each_named_extra_exists() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert {"browse", "report", "live", "png", "ray", "s3", "gcs", "azure"} <= extras.keys()
+    assert {"browse", "report", "live", "png", "torch", "ray", "s3", "gcs", "azure"} <= extras.keys()
     base = " ".join(PROJECT["dependencies"])
     assert not [
         name

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError
-from hexdata.torch.epoch_counter import COUNTER_SIZE, MAX_WORKERS, SharedEpochCounter, iteration_id
+
+pytest.importorskip("torch")
+
+from hexdata.torch.epoch_counter import (
+    COUNTER_SIZE,
+    MAX_WORKERS,
+    SharedEpochCounter,
+    iteration_id,
+)
 
 
 def new_counter(epoch: int = 0, step: int = 0) -> SharedEpochCounter:
