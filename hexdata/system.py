@@ -229,8 +229,9 @@ def has_ended(parent: int) -> bool:
 def kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and, if it leads a group of processes, all of the group."""
     if sys.platform == "win32":
-        for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
+        with suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
     else:
         if os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, signal.SIGKILL)

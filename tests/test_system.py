@@ -39,7 +39,7 @@ def test_a_lock_excludes_other_files_that_are_open(tmp_path: Path) -> None:
 
 WINDOWS = '''
 """Runs hexdata with the branches for Windows: locks are simulated by flock, and Unix modules are missing."""
-import builtins, ctypes, errno, fcntl, importlib, os, pkgutil, signal, sys, types
+import builtins, contextlib, ctypes, errno, fcntl, importlib, os, pkgutil, shutil, signal, sys, types
 from pathlib import Path
 
 import duckdb, jinja2, loky, matplotlib.pyplot, numpy, psutil, pyarrow.parquet, rich.console, tenacity, typer
@@ -67,6 +67,31 @@ ctypes.WinDLL = lambda name, use_last_error: types.SimpleNamespace(
 ctypes.get_last_error = lambda: state["error"]
 sys.modules["msvcrt"] = types.SimpleNamespace(get_osfhandle=lambda descriptor: descriptor)
 os.O_BINARY = os.O_NOINHERIT = 0
+
+def in_use(path):
+    """Return whether this process has a file open or mapped, or one below a folder."""
+    path = os.path.realpath(path)
+    names = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            names.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+    with open("/proc/self/maps") as maps:
+        names |= {line.split(None, 5)[5].rstrip() for line in maps if line.count("/")}
+    return any(name == path or name.startswith(path + "/") for name in names)
+
+def only_unused(function):
+    """Refuse what Windows refuses: to remove or rename files that are in use, or to replace them."""
+    def guarded(*paths, **options):
+        for path in paths:
+            if "dir_fd" not in options and in_use(path):
+                raise PermissionError(errno.EACCES, "the file is in use", str(path))
+        return function(*paths, **options)
+    return guarded
+
+if os.path.exists("/proc/self/maps"):
+    for name in ("remove", "rename", "replace", "unlink"):
+        setattr(os, name, only_unused(getattr(os, name)))
+shutil._use_fd_functions = False  # rmtree calls the functions above
 real_import = builtins.__import__
 
 def guarded_import(name, globals=None, *rest):
@@ -92,9 +117,13 @@ from hexdata import Loader
 from hexdata.errors import StoreLockedError
 from hexdata.convert import convert_sources, ConvertOptions
 from hexdata.demo.games import make_games
+from hexdata.progress import SILENT
 from hexdata.export import ExportOptions, export_shards
+from hexdata.export.pickles import PicklesOptions, export_pickles
 from hexdata.formats.trmph import write_trmph
-from hexdata.shuffle import shuffle_store
+from hexdata.browse.index import open_index
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.storage.local import _TEMPORARY_SUFFIX
 from hexdata.store import Store
 from hexdata.verify import verify_store
 
@@ -105,6 +134,25 @@ shuffle_store(folder / "store")
 export_shards(folder / "store", ExportOptions(workers=1, block_size=64, shard_size=512))
 assert verify_store(folder / "store").ok
 positions = sum(len(batch["value"]) for batch in Loader(folder / "store", split="train", mode="exact"))
+for options in ({"mode": "games"}, {"mode": "games", "merge": "positions"}):
+    assert sum(len(batch["value"]) for batch in Loader(folder / "store", split="train", **options))
+pipe = f"pipe:cat {folder}/store/shards/{{name}}"
+for size, mode in (("100kB", "stream"), ("9MB", "exact"), ("9MB", "exact")):
+    cached = Loader(pipe, split="train", mode=mode, cache=folder / f"cache-{size}", cache_size=size)
+    for _ in range(2):
+        assert sum(len(batch["value"]) for batch in cached) == positions
+    del cached
+    copies = list((folder / f"cache-{size}").glob("*.tar"))
+    for copy in copies:
+        copy.write_bytes(b"damaged")
+os.environ["HEXDATA_CACHE"] = str(folder / "index")
+for _ in range(2):
+    assert open_index(Store.open(folder / "store"), SILENT)
+shuffle_store(folder / "store", ShuffleOptions(seed=2))
+export_shards(folder / "store", ExportOptions(workers=1, block_size=64, shard_size=512))
+export_pickles(folder / "store", PicklesOptions(workers=1))
+assert verify_store(folder / "store").ok
+assert not list(folder.rglob(f".*{_TEMPORARY_SUFFIX}"))
 with Store.open(folder / "store").writing("convert"):
     try:
         shuffle_store(folder / "store")

@@ -126,7 +126,11 @@ def open_index(store: Store, progress: Progress) -> StoreIndex:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (
             translate_disk_full(folder, "Free disk space, or set HEXDATA_CACHE to another folder."),
-            tempfile.TemporaryDirectory(prefix=".building-", dir=folder.parent) as made,
+            tempfile.TemporaryDirectory(
+                prefix=".building-",
+                dir=folder.parent,
+                ignore_cleanup_errors=True,  # Windows: after an error, files are still mapped
+            ) as made,
         ):
             _build(store, Path(made) / folder.name, progress)
             shutil.rmtree(folder, ignore_errors=True)
@@ -196,6 +200,7 @@ def _build(store: Store, folder: Path, progress: Progress) -> None:
     np.save(folder / "duplicates.npy", np.flatnonzero(games["duplicate_of"] != NONE))
     size = store.manifest.board_size or 0
     starts = write_openings(folder / "openings.npy", games, plies, size, progress)
+    del plies  # Windows removes no mapped file
     for file in folder.glob("ply-*.npy"):
         file.unlink()
     content = {"flags": flags, "plies": starts, "board_size": size, "reasons": _count_reasons(store)}

@@ -165,11 +165,13 @@ class ShardCache:
                 file.seek(0)
             if not is_whole:
                 with self._exclusive():
-                    if _is_same_file(file, path):
+                    is_same = _is_same_file(file, path)
+                    file.close()  # Windows removes no open file
+                    if is_same:
                         path.unlink()
                 return None
-            with contextlib.suppress(PermissionError):  # the copy of another user
-                _mark_used(file)
+            with contextlib.suppress(PermissionError, FileNotFoundError):  # of another user, or evicted
+                _mark_used(path)
             close_on_failure.pop_all()
         return file
 
@@ -192,15 +194,15 @@ class ShardCache:
             file = self._reserve(entry, wait=stopped is None)
             try:
                 _copy(entry, source, file, stopped or _never)
-                with self._exclusive():  # no other process sums up sizes during the rename
-                    _mark_used(file)
+                file.close()  # Windows renames no open file
+                with self._exclusive():  # no other process sums up sizes or evicts the copy
+                    _mark_used(part)
                     part.rename(path)
+                    return path.open("rb")
             except BaseException:
-                part.unlink(missing_ok=True)
                 file.close()
+                part.unlink(missing_ok=True)
                 raise
-            file.seek(0)
-            return file
 
     # --- disk space -----------------------------------------------------------------------------------
 
@@ -387,9 +389,9 @@ def _never() -> bool:
     return False
 
 
-def _mark_used(file: IO[bytes]) -> None:
+def _mark_used(path: Path) -> None:
     now = time.time_ns()
-    os.utime(file.fileno(), ns=(now, now))
+    os.utime(path, ns=(now, now))
 
 
 # --- locks ----------------------------------------------------------------------------------------------
@@ -442,7 +444,7 @@ def _remove_if_unlocked(path: Path) -> bool:
             remove_locked(file, path)
         else:
             unlock_file(file)
-        return True
+    return not path.exists()  # on Windows, a file that is open elsewhere stays
 
 
 def _lock_shared(file: IO[bytes], path: Path) -> bool:

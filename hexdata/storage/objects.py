@@ -21,7 +21,7 @@ from hexdata.storage.lock import LOCK_NAME, Lease, kernel_lock, machine_id
 from hexdata.storage.reading import PART, file_system, list_objects, object_info, open_object, speaks_s3
 from hexdata.storage.retry import is_temporary, with_retries
 from hexdata.storage.upload import abort_uploads, upload
-from hexdata.system import lock_file
+from hexdata.system import lock_file, remove_locked
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -268,7 +268,7 @@ class ObjectStorage(Storage):
             try:
                 with path.open("rb") as file:
                     lock_file(file)
-                    path.unlink(missing_ok=True)
+                    remove_locked(file, path)
             except OSError:  # still in use, or already removed
                 continue
         abort_uploads(self.path)
