@@ -23,6 +23,7 @@ from hexdata.store.files import write_bytes
 from hexdata.verify import verify_store
 from tests.conftest import DERIVED
 from tests.ledger_units import read_units
+from tests.pairs import FULL
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -135,17 +136,20 @@ def test_the_same_export_again_is_already_done(
 def test_killed_at_every_moment(
     shuffled: Path, freed: Path, store_bytes: StoreBytes, kill_at_every_change: KillAtEveryChange
 ) -> None:
-    """The manifest never lists a missing file, and the same command gives the bytes of an undisturbed run."""
+    """The manifest never lists a missing file, and the same command gives the bytes of an undisturbed run.
+
+    It is killed at every third moment, or at every moment with ``HEXDATA_TESTS=full``.
+    """
     options = {**SIZES, "free_buckets": True}
     expected, removed = store_bytes(freed), set()
-    for copy in kill_at_every_change("export", shuffled, options):
+    for copy in kill_at_every_change("export", shuffled, options, every=1 if FULL else 3):
         assert all((copy / name).exists() for name in Store.open(copy).manifest.files)
         removed.add(7 - len(buckets(copy)))
         done = len(read_units(copy / ".work" / "export" / "progress.json"))
         assert export_shards(copy, ExportOptions(**options)).resumed in (done, 0)
         assert store_bytes(copy) == expected
         assert not (copy / ".work" / "export").exists()
-    assert removed == set(range(8))
+    assert removed == set(range(8)) if FULL else {0, 7} < removed
 
 
 def test_an_export_without_the_option_continues_the_interrupted_one(

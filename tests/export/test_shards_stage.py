@@ -22,6 +22,7 @@ from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.verify import verify_store
 from tests.ledger_units import read_units
+from tests.pairs import FULL
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, KillAtEveryChange, StoreBytes
@@ -161,9 +162,11 @@ def inodes(store: Path) -> dict[str, int]:
 def test_killed_at_every_moment(
     store: Path, undisturbed: dict[str, str], store_bytes: StoreBytes, kill_at_every_change: KillAtEveryChange
 ) -> None:
+    """It is killed at every second moment, or at every moment with ``HEXDATA_TESTS=full``."""
     export_shards(store, ExportOptions(shard_size=128, block_size=64, workers=1))
     resumed = []
-    for copy in kill_at_every_change("export", store, {**SIZES, "workers": 1}):
+    every = 1 if FULL else 2
+    for copy in kill_at_every_change("export", store, {**SIZES, "workers": 1}, every=every):
         published = Store.open(copy).manifest.stages.get("export", {}).get("shard_size") == 192
         done, before = finished(copy), inodes(copy)
         resumed.append(export_shards(copy, ExportOptions(**SIZES, workers=1)).resumed)
@@ -173,7 +176,8 @@ def test_killed_at_every_moment(
         assert store_bytes(copy) == undisturbed
         assert not list(copy.rglob(".*.tmp"))
         assert not (copy / ".work" / "export").exists()
-    assert set(resumed) == set(range(sum(SHARDS.values()) + 1))
+    possible = set(range(sum(SHARDS.values()) + 1))
+    assert set(resumed) == possible if FULL else len(set(resumed)) > len(possible) // 2
 
 
 class Stop(Silent):

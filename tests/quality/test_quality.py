@@ -23,7 +23,7 @@ from hexdata.quality.measure import Sampling, measure_split
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.store.session import duckdb_session
-from tests.pairs import every_pair
+from tests.pairs import FULL, every_pair
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, WriteOddStore
@@ -152,7 +152,7 @@ def check_buckets(found: Quality, after: Plain) -> None:
             assert (bucket.value_deviation, bucket.z) == (None, None)
 
 
-@pytest.mark.parametrize("buckets", [1, 3, 200])
+@pytest.mark.parametrize("buckets", [1, 3, 200 if FULL else 60])
 @pytest.mark.parametrize("name", ["odd_store", "trmph_store"])
 def test_figures_are_those_of_numpy(
     request: pytest.FixtureRequest, copy_store: CopyStore, name: str, buckets: int
