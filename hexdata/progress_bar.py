@@ -60,6 +60,8 @@ class _TimeLeft(_Labelled):
     max_refresh = 0.5
 
     def render(self, task: Task) -> Text:
+        if task.fields.get("stopped") and not task.finished:
+            return Text("stopped", style="progress.remaining")
         if task.finished or task.time_remaining is None:
             return Text("")
         minutes, seconds = divmod(int(task.time_remaining), 60)
@@ -74,7 +76,7 @@ class _Memory(_Labelled):
     max_refresh = 0.5
 
     def render(self, task: Task) -> Text:
-        if task.finished:
+        if task.finished or task.fields.get("stopped"):
             return Text("")
         return Text(f"memory {format_bytes(resident_bytes())}", style="cyan")
 
@@ -95,7 +97,9 @@ class ProgressBar:
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self._console = console or Console(
+            stderr=True, highlight=False, markup=False, emoji=False, force_jupyter=False
+        )
         self._notebook = _Notebook() if console is None and _in_notebook() else None
         drawn_on = self._notebook.console if self._notebook else self._console
         width = drawn_on.width
@@ -122,6 +126,8 @@ class ProgressBar:
     ) -> None:
         if kind is None:
             self._end_task()
+        elif self._task is not None:
+            self._bar.update(self._task, stopped=True)
         self._bar.stop()
         self._update(force=True)
 
@@ -171,7 +177,11 @@ class _Notebook:
 
     def __init__(self) -> None:
         self.console = Console(
-            file=io.StringIO(), width=_NOTEBOOK_WIDTH, color_system=None, legacy_windows=False
+            file=io.StringIO(),
+            width=_NOTEBOOK_WIDTH,
+            color_system=None,
+            legacy_windows=False,
+            force_jupyter=False,  # rich would display each line as an output of its own
         )
         self._handle: Any = None
         self._shown = 0.0

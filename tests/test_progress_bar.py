@@ -70,6 +70,7 @@ def notebook(monkeypatch):
     fake = SimpleNamespace(get_ipython=lambda: shell, display=SimpleNamespace(display=display))
     monkeypatch.setitem(sys.modules, "IPython", fake)
     monkeypatch.setattr("hexdata.progress_bar._NOTEBOOK_SECONDS", 0.0)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)  # rich would display outputs of its own
     return handles
 
 
@@ -91,6 +92,47 @@ def test_a_notebook_shows_one_output_that_is_updated_and_remains(notebook, capsy
     assert "100%" in texts[-1].splitlines()[1], "a stage of unknown length is complete at the end"
     assert "\x1b" not in "".join(texts)
     assert capsys.readouterr().err == "note: a note\n"
+
+
+def test_a_notebook_shows_where_a_failed_stage_stopped(notebook):
+    def fail():
+        with ProgressBar() as bar:
+            bar.begin("sort", 1_000, "positions")
+            time.sleep(0.01)
+            bar.advance(250)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    last = notebook[0].updates[-1]["text/plain"]
+    assert re.search(r"sort .* 25% .*stopped$", last)
+    assert "left" not in last
+
+
+CELL = """
+import time
+from hexdata import ProgressBar
+with ProgressBar() as bar:
+    bar.note("a note")
+    bar.begin("sort", 1_000, "positions")
+    for _ in range(4):
+        time.sleep(0.6)
+        bar.advance(250)
+"""
+
+
+@pytest.mark.slow
+def test_a_kernel_shows_a_note_and_one_output():
+    """Other outputs of the cell would be empty lines in the notebook."""
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    note, bar = notebook.cells[0].outputs
+    assert note["text"] == "note: a note\n"
+    assert re.search(r"^sort .*100% [\d,]+ positions/s$", bar["data"]["text/plain"])
+    assert list(bar["data"]) == ["text/plain"]
 
 
 def test_a_notebook_is_not_updated_at_every_step(notebook, monkeypatch):
