@@ -71,8 +71,11 @@ class Output:
         return self.as_json
 
     def line(self, text: str = "") -> None:
-        """Print a line of text."""
-        self.out.print(printable(text))
+        """Print a line of text. On a terminal, it is wrapped at spaces, except for indented commands."""
+        text = printable(text)
+        if self.out.is_terminal and not text.startswith(" "):
+            text = "\n".join(self._wrapped(text, self.out))
+        self.out.print(text)
 
     def table(
         self,
@@ -129,10 +132,11 @@ class Output:
     def note(self, message: str) -> None:
         """Print a note to standard error. On a terminal, it is wrapped at spaces."""
         text = f"note: {printable(message)}"
-        self.err.print("\n".join(self._wrapped(text)) if self.err.is_terminal else text)
+        self.err.print("\n".join(self._wrapped(text, self.err)) if self.err.is_terminal else text)
 
-    def _wrapped(self, text: str) -> list[str]:
-        width = max(self.err.width, _MIN_WIDTH)
+    @staticmethod
+    def _wrapped(text: str, on: Console) -> list[str]:
+        width = max(on.width, _MIN_WIDTH)
         return wrap_text(
             text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         ) or [text]
@@ -151,4 +155,4 @@ class Output:
         elif message.startswith("  "):
             self.err.print(text, no_wrap=True, soft_wrap=False, overflow="ellipsis")
         else:
-            self.err.print("\n".join(self._wrapped(text)))
+            self.err.print("\n".join(self._wrapped(text, self.err)))

@@ -136,6 +136,19 @@ def test_a_terminal_shows_each_file_on_one_line(terminal):
     assert command == f"  hexdata convert {name} store --board-size 13"
 
 
+def test_results_are_wrapped_at_spaces_except_for_indented_commands():
+    output, text = Output(as_json=False), io.StringIO()
+    output.out = Console(file=text, width=20, force_terminal=True, color_system=None, soft_wrap=True)
+    output.line("fields: board float32 (1024, 2, 13, 13)")
+    output.line("    hexdata convert a-long-name store")
+    assert text.getvalue().splitlines() == [
+        "fields: board",
+        "  float32 (1024, 2,",
+        "  13, 13)",
+        "    hexdata convert a-long-name store",
+    ]
+
+
 def test_a_message_with_lines_ends_with_the_hint_and_the_commands():
     error = InputError("wrong", path="x", found=1, hint="Run this:", lines=["a", "  b"], commands=["c"])
     assert error.report() == ["x: wrong; found 1", "a", "  b", "Run this:", "c"]
