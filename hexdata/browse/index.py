@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import tempfile
@@ -43,6 +44,8 @@ NONE: Final = -1
 PROVENANCES: Final = ("metadata", "recovered", "unknown")
 _OPENING: Final = 6
 """Number of first moves that a list of games shows."""
+_SCATTERED_ROWS: Final = 16_000_000
+"""Number of positions of scattered games that are listed together, in 18 bytes of memory each."""
 _SORTED_GAMES: Final = 50_000
 """Number of games whose positions are sorted by ply together."""
 GAME: Final = np.dtype(
@@ -297,38 +300,86 @@ def _index_positions(store: Store, folder: Path, games: Array, progress: Progres
 def _index_scattered(
     store: Store, folder: Path, games: Array, scattered: npt.NDArray[np.bool_], progress: Progress
 ) -> None:
-    """Write the ids of the positions of these games, sorted by game and ply."""
+    """Write the ids of the positions of these games, sorted by game and ply.
+
+    The positions are read once for each group of games whose ids fit into memory.
+    """
     counts = np.where(scattered, games["positions"], 0)
-    slots = np.cumsum(counts) - counts
+    stops = np.cumsum(counts)
     total = int(counts.sum())
     ids = _create(folder / "scattered.npy", np.int64, total)
     of_game = _create(folder / "scattered-games.npy", np.int64, total)
-    if not total:
-        return
-    plies = _create(folder / "ply-scattered.npy", np.uint16, total)
-    filled = np.zeros(len(games), np.int64)
+    groups = _groups(stops)
+    if groups:
+        read = len(groups) * store.manifest.counts["positions"]
+        progress.begin("listing the positions of scattered games", read, "positions")
+    for first, stop in groups:
+        own = slice(first, stop)
+        rows = slice(int(stops[first] - counts[first]), int(stops[stop - 1]))
+        ids[rows] = _read_scattered(store, first, counts[own], progress)
+        of_game[rows] = np.repeat(np.arange(first, stop), counts[own])
+        _release(ids, of_game)
+
+
+def _groups(stops: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return groups of consecutive games, each its first game and the one after its last.
+
+    Args:
+        stops: For each game, the number of scattered positions of all games up to it.
+    """
+    groups, first, before = [], 0, 0
+    while first < len(stops) and before < stops[-1]:
+        stop = max(int(np.searchsorted(stops, before + _SCATTERED_ROWS, side="right")), first + 1)
+        if stops[stop - 1] > before:
+            groups.append((first, stop))
+        first, before = stop, int(stops[stop - 1])
+    return groups
+
+
+def _read_scattered(
+    store: Store, first_game: int, counts: npt.NDArray[np.int64], progress: Progress
+) -> npt.NDArray[np.int64]:
+    """Return the ids of the positions of consecutive games, sorted by game and ply.
+
+    Args:
+        store: The store.
+        first_game: The first of the games.
+        counts: Number of positions of each game to return: all of them, or 0.
+        progress: Receives the number of rows read.
+    """
+    slots = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    ids, plies = np.empty(total, np.int64), np.empty(total, np.uint16)
+    filled = np.zeros(len(counts), np.int64)
     row = 0
-    progress.begin(
-        "listing the positions of scattered games", store.manifest.counts["positions"], "positions"
-    )
     for batch in _batches(store, "positions", ("game_id", "position_in_game")):
-        found = batch["game_id"].fill_null(NONE).to_numpy(zero_copy_only=False)
-        rows = np.flatnonzero((found != NONE) & scattered[found])
+        found = batch["game_id"].fill_null(NONE).to_numpy(zero_copy_only=False) - first_game
+        rows = np.flatnonzero((found >= 0) & (found < len(counts)))
+        rows = rows[counts[found[rows]] > 0]
         rows = rows[np.argsort(found[rows], kind="stable")]
         game = found[rows]
         begins = np.flatnonzero(np.diff(game, prepend=NONE))
         lengths = np.diff([*begins, len(game)])
         targets = slots[game] + filled[game] + np.arange(len(game)) - np.repeat(begins, lengths)
         filled[game[begins]] += lengths
-        ids[targets], of_game[targets] = rows + row, game
+        ids[targets] = rows + row
         plies[targets] = batch["position_in_game"].fill_null(0).to_numpy(zero_copy_only=False)[rows]
         row += len(found)
         progress.advance(len(found))
-    for start in range(0, len(games), _SORTED_GAMES):
-        stop = min(start + _SORTED_GAMES, len(games))
-        part = slice(int(slots[start]), int(slots[stop - 1] + counts[stop - 1]))
-        order = np.lexsort((plies[part], of_game[part]))
+    for start in range(0, len(counts), _SORTED_GAMES):
+        own = slice(start, start + _SORTED_GAMES)
+        part = slice(int(slots[start]), int(slots[own][-1] + counts[own][-1]))
+        order = np.lexsort((plies[part], np.repeat(np.arange(len(counts[own])), counts[own])))
         ids[part] = ids[part][order]
+    return ids
+
+
+def _release(*arrays: Array) -> None:
+    """Remove mapped arrays from the memory of this process; their files contain what was written."""
+    for array in arrays:
+        mapped: Any = array.base
+        if isinstance(mapped, mmap.mmap) and hasattr(mapped, "madvise"):  # Windows has no madvise
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _count_reasons(store: Store) -> dict[str, int]:

@@ -113,8 +113,16 @@ def store_columns(path: Path) -> list[str]:
     return list(pq.read_schema(path).names)
 
 
-@pytest.mark.parametrize("scattered", [False, True], ids=["together", "scattered"])
-def test_the_positions_of_a_game_are_found(browsed_store: Path, copy_store, scattered: bool) -> None:
+@pytest.mark.parametrize(
+    ("scattered", "rows"),
+    [(False, 50), (True, 16_000_000), (True, 50), (True, 1)],
+    ids=["together", "scattered", "scattered, in groups", "scattered, one by one"],
+)
+def test_the_positions_of_a_game_are_found(
+    browsed_store: Path, copy_store, scattered: bool, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hexdata.browse.index._SCATTERED_ROWS", rows)
+    monkeypatch.setattr("hexdata.browse.index._SORTED_GAMES", 2)
     store = Store.open(copy_store(browsed_store))
     if scattered:
         scatter(store)
@@ -123,9 +131,9 @@ def test_the_positions_of_a_game_are_found(browsed_store: Path, copy_store, scat
         read_parquet(path, ["position_id", "game_id", "position_in_game"])
         for path in store.files("positions")
     ]
-    rows = [row for table in tables for row in table.to_pylist()]
+    found = [row for table in tables for row in table.to_pylist()]
     for game in range(len(index.games)):
-        own = sorted((r["position_in_game"], r["position_id"]) for r in rows if r["game_id"] == game)
+        own = sorted((r["position_in_game"], r["position_id"]) for r in found if r["game_id"] == game)
         assert index.position_ids(game).tolist() == [number for _, number in own]
     assert bool(len(index.scattered)) == scattered
     assert (index.games["first_row"] == NONE).any() == scattered
