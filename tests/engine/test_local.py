@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
@@ -65,6 +66,13 @@ def test_several_workers_are_other_processes() -> None:
     assert os.getpid() not in pids
     assert len(set(pids)) <= 2
     assert worker_processes() == []
+
+
+@pytest.mark.skipif(find_spec("pandas") is None, reason="pandas is not installed")
+def test_workers_do_not_import_pandas() -> None:
+    """Arrow would import it to convert a list."""
+    loads = "[__import__('pyarrow').array([1]), 'pandas' in __import__('sys').modules][1]"
+    assert [found for _, found in LOCAL.run(eval, [(loads,)] * 2, workers=2, memory=MEMORY)] == [False] * 2
 
 
 def test_results_are_yielded_as_they_complete() -> None:
