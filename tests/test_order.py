@@ -226,7 +226,7 @@ def test_permutation_contains_each_element_once(n):
 
 
 def test_permutation_of_a_large_dataset_contains_each_element_once():
-    size = REAL if FULL else REAL // 5
+    size = REAL if FULL else 20 * MILLION
     permutation, seen = Permutation(size, EPOCH), np.zeros(size, dtype=bool)
     for start in range(0, size, MILLION):
         seen[permutation.slice(start, start + MILLION)] = True
