@@ -317,8 +317,9 @@ def _index_scattered(
         own = slice(first, stop)
         rows = slice(int(stops[first] - counts[first]), int(stops[stop - 1]))
         ids[rows] = _read_scattered(store, first, counts[own], progress)
+        _release(ids)
         of_game[rows] = np.repeat(np.arange(first, stop), counts[own])
-        _release(ids, of_game)
+        _release(of_game)
 
 
 def _groups(stops: npt.NDArray[np.int64]) -> list[tuple[int, int]]:

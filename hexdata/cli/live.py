@@ -108,7 +108,7 @@ def live(
     Examples:
         hexdata live selfplay/
         hexdata live selfplay/ --batch-size 256 --seconds 60
-        hexdata live selfplay/ --config configs/live.toml --prometheus 9000
+        hexdata live selfplay/ --config live.toml
     """
     from dataclasses import replace
 

@@ -148,8 +148,8 @@ def load(
 
     Examples:
         hexdata load store
-        hexdata load store --mode exact --epochs 2 --batch-size 256
-        hexdata load s3://bucket/store --cache /data/cache --cache-size 20GB
+        hexdata load store --mode exact --batch-size 256
+        hexdata load s3://bucket/store --cache-size 20GB
     """
     from hexdata.loader.trial import LoadOptions, run_loader_trial
 

@@ -142,7 +142,7 @@ def shuffle(
     Examples:
         hexdata shuffle store --seed 1
         hexdata shuffle store --dry-run
-        hexdata shuffle store --where 'value_sample_tier <= 1' --dedup symmetric
+        hexdata shuffle store --where 'value_sample_tier <= 1'
     """
     from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
 

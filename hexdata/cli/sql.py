@@ -74,7 +74,7 @@ def sql(
     Views: positions, games, sources, rejected, shuffled, shards.
 
     Examples:
-        hexdata sql store "SELECT winner, count(*) FROM games GROUP BY winner"
+        hexdata sql store "SELECT * FROM games LIMIT 3"
         hexdata sql store @first_moves
         hexdata sql store "FROM games" --csv > games.csv
         hexdata sql store -f query.sql

@@ -41,6 +41,7 @@ def test_every_command_has_examples_that_parse(command):
             name, arguments
         )  # raises for an unknown option, a missing argument or a wrong value
         assert f"  {example}\n" in shown
+        assert len(f"  {example}") <= 60, "a narrow terminal would break a word"
     assert shown.count("Examples:") == 1
 
 
