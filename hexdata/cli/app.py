@@ -52,8 +52,18 @@ INTERRUPTED = "interrupted; run the same command again to resume"
 RESOURCES: Final = "Memory and processors"
 """Group of options in the help of a command."""
 _EXAMPLES: Final = "\nExamples:\n"
-_PREFIX: Final = ": Value error, "
-"""Text that Typer puts before the message about a choice."""
+_PLAIN_MESSAGES: Final = (
+    ("Value error, ", ""),
+    ("Input should be greater than or equal to ", "expected at least "),
+    ("Input should be less than or equal to ", "expected at most "),
+    ("Input should be a valid integer.*", "expected a whole number"),
+    ("Input should be a valid number.*", "expected a number"),
+    ("'.*' is not a valid integer.*", "expected a whole number"),
+    ("'.*' is not a valid float.*", "expected a number"),
+    (r"\S+ is not in the range x>=(\S+)\.", r"expected at least \1"),
+    (r"\S+ is not in the range (\S+)<=x<=(\S+)\.", r"expected \1 to \2"),
+)
+"""Patterns of messages of Typer about values, and the texts instead. Releases differ in their messages."""
 _NOT_A_CHOICE: Final = re.compile(r"'(?P<value>[^']*)' is not one of (?P<choices>'.*')\.$")
 _RANGES: Final = (
     (re.compile(r"\b([0-9.]+)<=x<=([0-9.]+)\b"), r"\1 to \2"),
@@ -166,6 +176,13 @@ def _argument_name(argument: Any) -> str:
     return f"{argument.metavar}{'...' if argument.nargs != 1 else ''}"
 
 
+def _plain(text: str) -> str:
+    """Return a message about a value in plain words."""
+    for pattern, plain in _PLAIN_MESSAGES:
+        text = re.sub(f"(?<=: ){pattern}", plain, text, count=1)
+    return text
+
+
 def _with_suggestion(text: str) -> str:
     """Return a message, with the most similar choice if a value is not one of the choices of an option."""
     found = _NOT_A_CHOICE.search(text)
@@ -183,7 +200,7 @@ def _printable_usage() -> Iterator[None]:
         if (
             hasattr(error, "format_message") and not shows_help
         ):  # a usage error of click, which typer may vendor
-            text = _with_suggestion(printable(error.format_message()).replace(_PREFIX, ": "))
+            text = _with_suggestion(_plain(printable(error.format_message())))
             usage = getattr(error, "cmd", None)
             if type(error).__name__ == "MissingParameter" and isinstance(usage, Command) and usage.examples:
                 text += f"\nExample: {usage.examples[0]}"

@@ -50,4 +50,5 @@ def demo(
         output.line("    from hexdata import Loader")
         output.line(f"    loader = Loader({result.store!r}, mode='games')")
         output.line("    for batch in loader:")
-        output.line("        board, policy, value = batch['board'], batch['policy'], batch['value']")
+        output.line("        board, policy = batch['board'], batch['policy']")
+        output.line("        value = batch['value']")

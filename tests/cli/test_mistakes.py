@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hexdata.cli.app import _plain
 from hexdata.live import LiveOptions
 from hexdata.live.wait_reason import find_wait_reason
 from tests.cli.test_cli import hexdata_run
@@ -134,6 +135,38 @@ def test_a_wrong_field_and_a_wrong_choice_have_a_suggestion(trmph_store: Path) -
         "Did you mean 'exact'?"
     )
     assert "Did you mean" not in hexdata_run("load", trmph_store, "--mode", "zzz").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("shuffle", "store", "--buckets", "0"), "'--buckets': expected at least 1"),
+        (("shuffle", "store", "--buckets", "x"), "'--buckets': expected a whole number"),
+        (("load", "store", "--batch-size", "1.5"), "'--batch-size': expected a whole number"),
+        (("convert", "in", "store", "--max-reject-rate", "2"), "'--max-reject-rate': expected at most 1"),
+        (("convert", "in", "store", "--max-reject-rate", "x"), "'--max-reject-rate': expected a number"),
+        (("show", "store", "abc"), "'POSITION_ID': expected a whole number"),
+    ],
+)
+def test_wrong_numbers_are_named_in_plain_words(arguments: tuple[str, ...], message: str) -> None:
+    ran = hexdata_run(*arguments)
+    assert ran.status == 2
+    assert ran.err.splitlines()[-1] == f"Error: Invalid value for {message}"
+
+
+@pytest.mark.parametrize(
+    ("message", "plain"),
+    [
+        ("Invalid value for '--seed': 'x' is not a valid integer.", "'--seed': expected a whole number"),
+        ("Invalid value for '--ply': 'x' is not a valid integer range.", "'--ply': expected a whole number"),
+        ("Invalid value for '--val': 'x' is not a valid float range.", "'--val': expected a number"),
+        ("Invalid value for '--ply': -1 is not in the range x>=0.", "'--ply': expected at least 0"),
+        ("Invalid value for '--val': 2.0 is not in the range 0<=x<=1.", "'--val': expected 0 to 1"),
+        ("Invalid value for 'A': no file: Input should be valid", "'A': no file: Input should be valid"),
+    ],
+)
+def test_messages_of_older_releases_of_typer(message: str, plain: str) -> None:
+    assert _plain(message) == f"Invalid value for {plain}"
 
 
 def test_training_from_a_folder_that_is_no_store(
