@@ -157,7 +157,11 @@ def check_shares(val: Any, test: Any) -> None:
 
 
 def check_suffix(
-    path: object, what: str, suffixes: Collection[str], error: type[HexdataError] = ConfigError
+    path: object,
+    what: str,
+    suffixes: Collection[str],
+    error: type[HexdataError] = ConfigError,
+    hint: str | None = None,
 ) -> None:
     """Check the suffix of a file to be written, so that a typing error does not overwrite another file.
 
@@ -166,12 +170,13 @@ def check_suffix(
         what: Kind of file for the message, such as "a Parquet file".
         suffixes: Allowed suffixes in lower case, each with its dot.
         error: Type of the exception (default: ``ConfigError``).
+        hint: What to do (default: None).
 
     Raises:
         HexdataError: Of the type ``error``, if the suffix is not allowed.
     """
     if PurePath(str(path)).suffix.lower() not in suffixes:
-        raise error(f"unsupported suffix for {what}", path=path, expected=" or ".join(suffixes))
+        raise error(f"unsupported suffix for {what}", path=path, expected=" or ".join(suffixes), hint=hint)
 
 
 def is_count(value: object) -> bool:

@@ -169,7 +169,7 @@ def write_svg(path: str | AnyPath, svg: str) -> None:
         OSError: the file cannot be written.
     """
     path = as_path(path)
-    check_suffix(path, "a drawing", [".svg"])
+    check_suffix(path, "an SVG drawing", [".svg"], hint="Use --png for a PNG image.")
     _write(path, svg.encode("utf-8"))
 
 
@@ -187,7 +187,7 @@ def write_png(path: str | AnyPath, svg: str, *, scale: float = 2.0) -> None:
         OSError: the file cannot be written.
     """
     path = as_path(path)
-    check_suffix(path, "a drawing", [".png"])
+    check_suffix(path, "a PNG image", [".png"], hint="Use --svg for an SVG drawing.")
     with installed_by("png", "a drawing as PNG"):
         import resvg_py
     plain = _STYLE.sub("", svg)  # resvg has no CSS variables; the colours are also attributes

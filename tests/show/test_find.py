@@ -99,7 +99,7 @@ def test_a_drawing_is_written_atomically(tmp_path):
         write_svg(folder, "<svg/>")
     folder.rmdir()
     (shard := tmp_path / "train-000000.tar").write_bytes(b"a shard")
-    with pytest.raises(ConfigError, match=r"unsupported suffix for a drawing; expected \.svg"):
+    with pytest.raises(ConfigError, match=r"unsupported suffix for an SVG drawing.*Use --png"):
         write_svg(shard, "<svg/>")
     assert shard.read_bytes() == b"a shard"
     shard.unlink()
@@ -119,5 +119,5 @@ def test_a_drawing_is_written_as_png(tmp_path):
     assert (width, height) == tuple(2 * float(text) for text in size.groups())
     assert {(255, 255, 255), (31, 98, 196), (197, 47, 51), (241, 236, 225)} <= colours
     assert [*path.parent.iterdir()] == [path]
-    with pytest.raises(ConfigError, match=r"unsupported suffix for a drawing; expected \.png"):
+    with pytest.raises(ConfigError, match=r"unsupported suffix for a PNG image; expected \.png. Use --svg"):
         write_png(tmp_path / "game.svg", svg)
