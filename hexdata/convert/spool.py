@@ -252,7 +252,10 @@ class SpooledHeader(Mapping[str, Any]):
 
 @contextmanager
 def write_arrow(path: AnyPath, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatchFileWriter]:
-    """Write an Arrow IPC file atomically, with LZ4 compression.
+    """Write an Arrow IPC file of a spool atomically, with LZ4 compression.
+
+    It is not synced, because another run compares it with its digest before using it, and reads the source
+    again if they differ.
 
     Args:
         path: the file to write.
@@ -262,7 +265,10 @@ def write_arrow(path: AnyPath, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatch
         The writer of the file, which is renamed to ``path`` when the block ends without an error.
     """
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with storage_of(path).publish() as file, pa.ipc.new_file(file, schema, options=options) as writer:
+    with (
+        storage_of(path).publish(sync=False) as file,
+        pa.ipc.new_file(file, schema, options=options) as writer,
+    ):
         yield writer
 
 

@@ -192,7 +192,7 @@ class Storage(ABC):
     # --- writing --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def publish(self, *, replace: bool = True) -> AbstractContextManager[HashingFile]:
+    def publish(self, *, replace: bool = True, sync: bool = True) -> AbstractContextManager[HashingFile]:
         """Open the file for writing so that it appears complete or not at all.
 
         A local file is written under a random temporary name in the same folder, synced and renamed; an
@@ -203,6 +203,8 @@ class Storage(ABC):
             replace: Whether to overwrite an existing object with other content (default: True). False
                 protects an object from a process that has lost the store's lock without noticing. Local
                 files are always replaced, because a lock on a local disk cannot be lost.
+            sync: Whether a local file survives a power failure (default: True). False is for temporary files
+                that are compared with their digests before they are used again.
 
         Raises:
             StoreError: The uploaded object differs from the data that was sent.

@@ -120,7 +120,7 @@ class LocalStorage(Storage):
             return Tagged(file.read(max_bytes), None)
 
     @contextmanager
-    def publish(self, *, replace: bool = True) -> Iterator[HashingFile]:  # noqa: ARG002
+    def publish(self, *, replace: bool = True, sync: bool = True) -> Iterator[HashingFile]:  # noqa: ARG002
         """Write the file under a temporary name, sync it and rename it. ``replace`` has no effect."""
         path = self.path
         make_folder(path.parent)
@@ -129,13 +129,15 @@ class LocalStorage(Storage):
             with add_path_to_disk_full(path), temporary.open("xb") as opened:  # "x" follows no link
                 with HashingFile(opened, path) as file:  # closed while it can still be flushed
                     yield file
-                with add_path_to_error(path):
-                    os.fsync(opened.fileno())
+                if sync:
+                    with add_path_to_error(path):
+                        os.fsync(opened.fileno())
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        if sync:
+            sync_folder(path.parent)
 
     def put(self, data: bytes, tag: str | None) -> None:  # noqa: ARG002
         """Replace the file. ``tag`` has no effect: a lock on a local disk cannot be lost."""

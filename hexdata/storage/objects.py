@@ -128,8 +128,8 @@ class ObjectStorage(Storage):
         return Tagged(data, tag)
 
     @contextmanager
-    def publish(self, *, replace: bool = True) -> Iterator[HashingFile]:
-        """Write a temporary local file, upload it and compare the object with it."""
+    def publish(self, *, replace: bool = True, sync: bool = True) -> Iterator[HashingFile]:  # noqa: ARG002
+        """Write a temporary local file, upload it and compare the object with it. ``sync`` has no effect."""
         folder = cache_folder("uploads")
         folder.mkdir(parents=True, exist_ok=True)
         with add_path_to_disk_full(folder):

@@ -117,6 +117,14 @@ def test_files_are_synced_before_they_are_renamed(tmp_path: Path, monkeypatch: p
     assert events == [tmp_path.name, "new", "rename", "folder"]
 
 
+def test_a_temporary_file_is_renamed_without_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("the file or its folder was synced"))
+    with storage_of(tmp_path / "file").publish(sync=False) as file:
+        file.write(b"content")
+    assert names(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
 def test_canonical_json_depends_only_on_the_value() -> None:
     value = {"b": [1, 2], "a": {"ключ": None, "z": 0.1}}
     turned = {"a": {"z": 0.1, "ключ": None}, "b": [1, 2]}
