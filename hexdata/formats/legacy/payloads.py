@@ -126,8 +126,8 @@ def _pack_boards(payload: UInt8Array, kind: ArrayKind) -> PackedBoards:
     invalid = overlapping = np.zeros(len(words), np.int64)
     if np.count_nonzero(words) != np.count_nonzero(stones):
         invalid = np.count_nonzero((words != 0) & ~stones, axis=1).astype(np.int64)
-    blue, red = np.split(stones, 2, axis=1)
-    both = blue & red
+    cells = stones.shape[1] // 2
+    both = stones[:, :cells] & stones[:, cells:]
     if both.any():
         overlapping = np.count_nonzero(both, axis=1).astype(np.int64)
     return PackedBoards(pack_boards(stones.reshape(-1, *kind.shape)), invalid, overlapping)
