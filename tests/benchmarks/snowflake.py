@@ -106,12 +106,12 @@ def main() -> None:
     for name in ("checkout", "pickles", "folder"):
         parser.add_argument(name, type=Path)
     options = parser.parse_args()
-    folder: Path = options.folder.resolve()
+    folder, pickles = options.folder.resolve(), options.pickles.resolve()
     folder.mkdir(parents=True)
 
     before = copy_checkout(options.checkout, folder / "before")
     (folder / "step1").mkdir()
-    for path in options.pickles.glob("*_processed.pkl.gz"):
+    for path in pickles.glob("*_processed.pkl.gz"):
         shutil.copyfile(path, folder / "step1" / path.name)
     shuffled = folder / "shuffled"
     paths = ["--input-dir", folder / "step1", "--output-dir", shuffled, "--temp-dir", folder / "temporary"]
@@ -123,7 +123,7 @@ def main() -> None:
     hexdata = [sys.executable, "-m", "hexdata"]
     store = folder / "store"
     subprocess.run(
-        [*hexdata, "convert", options.pickles, store, "--val", "0.02", "--test", "0.95"], cwd=ROOT, check=True
+        [*hexdata, "convert", pickles, store, "--val", "0.02", "--test", "0.95"], cwd=ROOT, check=True
     )
     print("with hexdata:", *train(after, store), sep="\n", flush=True)
 
