@@ -35,10 +35,12 @@ QUERY_ERRORS: Final = (
     duckdb.NotSupportedError,
     duckdb.PermissionException,
     duckdb.ProgrammingError,
+    UnicodeDecodeError,
 )
 """DuckDB's errors for an invalid query or value, a missing permission or an unsupported feature.
 
-They are not raised for a lack of memory or a failing disk.
+They are not raised for a lack of memory or a failing disk. ``UnicodeDecodeError`` is among them, as not all
+messages of DuckDB are UTF-8.
 """
 
 _INTERRUPTED: Final = "Query interrupted"

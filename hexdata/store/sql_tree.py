@@ -28,6 +28,8 @@ def parse_sql(con: DuckDBPyConnection, text: str) -> list[SyntaxNode]:
     """
     try:
         answer = con.sql("SELECT json_serialize_sql($text)", params={"text": text}).fetchall()
+        if not answer[0][0]:  # DuckDB's message about the error is not UTF-8
+            raise ValueError("the SQL is not valid")
         content = json.loads(answer[0][0])
     except (RecursionError, *QUERY_ERRORS) as error:
         raise ValueError("the SQL is too deeply nested") from error

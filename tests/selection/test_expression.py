@@ -160,6 +160,11 @@ def test_errors_contain_a_hint(con, text, hint):
     assert caught.value.hint == hint
 
 
+def test_an_error_that_is_not_utf8_is_explained(con):
+    with pytest.raises(ConfigError, match="the SQL is not valid"):
+        check_expression(con, "--where", "x'0\ufffd' || board", {"board": "BLOB"})
+
+
 def test_messages_truncate_long_expressions(con):
     with pytest.raises(ConfigError) as caught:
         check_expression(con, "where", "value = 1 AND " * 1000 + "nosuch", COLUMNS)

@@ -214,6 +214,15 @@ def test_large_intermediate_results_are_spilled(stores: dict[str, Path]) -> None
         assert [batch.to_pylist() for batch in result.batches] == [[{"n": 8_000_000}]]
 
 
+def test_an_error_that_is_not_utf8_is_explained(stores: dict[str, Path]) -> None:
+    """DuckDB's message about this text ends within a character."""
+    with (
+        pytest.raises(ConfigError, match="the query failed"),
+        run_query(stores["converted"], "SELECT x'0\ufffd'"),
+    ):
+        pass
+
+
 def test_too_little_memory_is_refused(stores: dict[str, Path]) -> None:
     with pytest.raises(BudgetError, match="Raise --memory"):
         ask(stores["one"], "SELECT list(range) FROM range(200_000_000)")
