@@ -43,16 +43,13 @@ from hexdata.formats.legacy.unpickler import Event, Unpickler
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from fuzz_target import DifferentError
 from pickle_mutations import Mutator, opcodes_of, seeds
 
 __all__ = ["DifferentError", "check", "load", "opcodes_of", "ours", "read_rows", "run", "seeds"]
 
 MOST_NODES = 20_000
 """Maximum number of values compared per pickle, since nested shared lists grow exponentially."""
-
-
-class DifferentError(AssertionError):
-    """hexdata and Python read different values from a pickle."""
 
 
 class TooLargeError(Exception):

@@ -1,406 +1,270 @@
 """Fuzzing of the parsers that read bytes from strangers, compared with other readers of the same bytes.
 
-``TARGETS`` are the pickle interpreter, compared with Python's unpickler; lines of TRMPH, compared with a
-regular expression; members of shards, compared with tarfile and NumPy; both manifests; SQL expressions, which
-DuckDB must evaluate twice to the same value. A parser may only raise an error of hexdata.
+A parser may only raise an error of hexdata, and what it accepts must equal what another reader finds. The
+targets are listed in ``TARGETS``; the docstring of each names what it compares.
 
-    fuzz_parsers.py CORPUS -runs=1000000           coverage-guided; needs atheris, arguments of libFuzzer
-    fuzz_parsers.py --plain COUNT SEED [TARGET …]  random mutations, with any Python
-    fuzz_parsers.py FILE                           one input of CORPUS
+    fuzz_parsers.py TARGET CORPUS [-runs=1000000 …]  guided by coverage; needs atheris, options of libFuzzer
+    fuzz_parsers.py TARGET FILE                      one input, such as a failing one
+    fuzz_parsers.py --merge TARGET CORPUS            commits the smallest inputs of CORPUS with its coverage
+    fuzz_parsers.py --sample SECONDS SEED [TARGET …] the committed inputs and random changes of them, without
+                                                     atheris; SECONDS of processor time for all changes
 
-The first byte of an input of CORPUS selects the target. Each run prints the number of inputs, of accepted
-inputs and the processor time by target. A failing input of ``--plain`` is written to the current folder.
+Each run prints the number of inputs by result and the processor time. Without coverage, a failing input is
+written to ``failing-TARGET-SEED-NUMBER`` in the current folder; libFuzzer writes ``crash-…``.
 """
 
 from __future__ import annotations
 
-import io
+import base64
+import hashlib
+import importlib
 import json
 import random
-import re
+import subprocess
 import sys
-import tarfile
 import tempfile
 import time
+import zlib
 from collections import Counter
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(Path(__file__).parent), str(TESTS.parent)]
+HERE = Path(__file__).parent
+for _folder in (str(HERE.parents[1]), str(HERE)):
+    if _folder not in sys.path:
+        sys.path.insert(0, _folder)
 
 try:
     import atheris
 except ImportError:
     atheris = None
 
-INSTRUMENTED = [
-    *("hexdata.board", "hexdata.formats", "hexdata.selection", "hexdata.shards", "hexdata.store.manifest"),
-    *("hexdata.store.sql_tree", "hexdata.strict_json"),
-]
-with atheris.instrument_imports(include=INSTRUMENTED) if atheris else nullcontext():
-    from hexdata.board import check_no_repeats, parse_moves, split_trmph
-    from hexdata.errors import ConfigError, FormatError, StoreError
-    from hexdata.formats.legacy import unpickler  # noqa: F401 - instrumented here
-    from hexdata.selection.expression import check_expression
-    from hexdata.shards.block_check import check_block
-    from hexdata.shards.manifest import ShardManifest
-    from hexdata.shards.tar_members import MemberReader
-    from hexdata.store.manifest import Manifest
+__all__ = ["TARGETS", "Counts", "committed", "main", "sample", "target_class"]
 
-from differential import DifferentError, TooLargeError, ours, theirs  # noqa: E402
-from pickle_mutations import Mutator  # noqa: E402
-from pickle_mutations import seeds as pickle_seeds  # noqa: E402
 
-from hexdata.convert import ConvertOptions, convert_sources  # noqa: E402
-from hexdata.demo.games import make_games  # noqa: E402
-from hexdata.export import ExportOptions, export_shards  # noqa: E402
-from hexdata.formats.trmph import write_trmph  # noqa: E402
-from hexdata.shuffle import ShuffleOptions, shuffle_store  # noqa: E402
-from hexdata.store.files import canonical_json  # noqa: E402
-from hexdata.store.manifest import _digest  # noqa: E402
-from hexdata.store.session import QUERY_ERRORS, duckdb_session  # noqa: E402
+class Entry(NamedTuple):
+    """Where a target is, and the modules and packages whose coverage guides the fuzzer."""
 
-OPTIONS = ["-timeout=120", "-rss_limit_mb=2500", "-max_len=6000", "-len_control=0"]
-COLUMNS = {
-    "board": "BLOB",
-    "extra": "STRUCT(komi DOUBLE, visits INTEGER)",
-    "flags": "VARCHAR[]",
-    "move": "USMALLINT",
-    "value": "FLOAT",
-    "winner": "VARCHAR",
+    module: str
+    name: str
+    instrumented: tuple[str, ...]
+
+
+_LEGACY = "hexdata.formats.legacy"
+_JSON = "hexdata.strict_json"
+_INTERPRETER = tuple(f"{_LEGACY}.{name}" for name in ("unpickler", "opcodes", "memo", "allowlist", "buffer"))
+TARGETS = {
+    "pickle": Entry("pickle_targets", "PickleTarget", _INTERPRETER),
+    "pickle-rows": Entry("pickle_targets", "PickleRowsTarget", (_LEGACY,)),
+    "selfplay": Entry("pickle_targets", "SelfPlayTarget", (f"{_LEGACY}.games",)),
+    "trmph": Entry("text_targets", "TrmphTarget", ("hexdata.board",)),
+    "hexworld": Entry(
+        "text_targets",
+        "HexWorldTarget",
+        ("hexdata.formats.hexworld", "hexdata.formats.games", "hexdata.board"),
+    ),
+    "sgf": Entry("text_targets", "SgfTarget", ("hexdata.formats.sgf", "hexdata.formats.games")),
+    "text-file": Entry(
+        "text_targets",
+        "TextFileTarget",
+        ("hexdata.formats.games", "hexdata.formats.trmph", "hexdata.formats.hexworld"),
+    ),
+    "run-header": Entry("text_targets", "RunHeaderTarget", ("hexdata.formats.run_header",)),
+    "member": Entry("binary_targets", "MemberTarget", ("hexdata.shards.tar_members",)),
+    "shard": Entry(
+        "binary_targets", "ShardTarget", ("hexdata.shards.tar_members", "hexdata.shards.block_check")
+    ),
+    "npz": Entry("binary_targets", "NpzTarget", ("hexdata.formats.npz", "hexdata.formats.katago")),
+    "gzip": Entry("binary_targets", "GzipTarget", ("hexdata.formats.gunzip",)),
+    "json": Entry("json_targets", "JsonTarget", (_JSON,)),
+    "manifest": Entry("json_targets", "ManifestTarget", ("hexdata.store.manifest", _JSON)),
+    "shard-manifest": Entry("json_targets", "ShardManifestTarget", ("hexdata.shards.manifest", _JSON)),
+    "ledger": Entry("json_targets", "LedgerTarget", ("hexdata.store.ledger", _JSON)),
+    "journal": Entry("json_targets", "JournalTarget", ("hexdata.store.journal", _JSON)),
+    "state": Entry("json_targets", "StateTarget", ("hexdata.loader.checkpoint", "hexdata.checks", _JSON)),
+    "config": Entry("json_targets", "ConfigTarget", ("hexdata.pipeline", "hexdata.config", "hexdata.checks")),
+    "live-config": Entry("json_targets", "LiveConfigTarget", ("hexdata.live.options", "hexdata.checks")),
+    "expression": Entry(
+        "sql_targets", "ExpressionTarget", ("hexdata.selection.expression", "hexdata.store.sql_tree")
+    ),
+    "query": Entry("sql_targets", "QueryTarget", ("hexdata.sql.check", "hexdata.store.sql_tree")),
+    "browse": Entry("sql_targets", "BrowseTarget", ("hexdata.browse.app", "hexdata.browse.listing")),
+    "source": Entry("source_target", "SourceTarget", ("hexdata.formats",)),
 }
-EXPRESSIONS = [
-    "value > 0.5 AND winner = 'RED'",
-    "CASE WHEN move IS NULL THEN 0 ELSE move % 13 END",
-    "try_cast(winner AS integer) BETWEEN 1 AND 2",
-    "extra.komi * 2 - abs(extra.visits)",
-    "lower(winner) IN ('red', 'blue') OR NOT (value < 0)",
-    "octet_length(board) // 2",
-    "list_contains(flags, 'no-chain')",
-    "(SELECT 1)",
-    "random() < 0.5",
-    "read_text('/etc/passwd')",
-    "now()",
-    "sum(value) OVER ()",
-    "1; DROP TABLE x",
-    "'a' || chr(65) -- comment",
-    "value::DECIMAL(4, 1) = $$1$$",
-    "list_transform(flags, x -> x)",
-    "COLUMNS(*)",
-    "value AS x",
-    "1) FROM (SELECT 2",
-]
-WORDS = [word for text in EXPRESSIONS for word in re.findall(r"\w+|\W", text)]
-NUMBERS = [0, 1, 2, 127, 128, 255]
-_LINE = re.compile(r"(?:https?://[^\s#]*)?#([0-9]{1,3}),((?:[a-z]{1,2}[1-9][0-9]?)*)(?:\s.*)?", re.DOTALL)
+
+CORPUS = HERE / "corpus"
+OPTIONS = ("-rss_limit_mb=3000", "-len_control=0", "-print_final_stats=1", "-verbosity=1")
+STRUCTURED = 0.8
+"""Share of inputs of a guided run that the target mutates, and libFuzzer the others."""
 
 
-class Parsers:
-    """The parsers, their seeds and the folder and session that they need.
-
-    Args:
-        scratch: Empty folder.
-        stack: Keeps the DuckDB session open.
-    """
-
-    def __init__(self, scratch: Path, stack: ExitStack) -> None:
-        self.folder = scratch / "manifest"
-        self.folder.mkdir()
-        self.connection = stack.enter_context(duckdb_session(memory=64 << 20, threads=1))
-        self.empty = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in COLUMNS.items())
-        self.seeds = self._seeds(scratch)
-        self.mutators: dict[int, Any] = {}
-
-    @staticmethod
-    def _seeds(scratch: Path) -> dict[str, list[bytes]]:
-        """Return valid inputs of each target."""
-        (scratch / "games").mkdir()
-        store = scratch / "store"
-        write_trmph(scratch / "games" / "a.trmph", list(make_games(6, 1, 3)), 3)
-        convert_sources(scratch / "games", store, ConvertOptions(workers=1))
-        shuffle_store(store, ShuffleOptions(seed=7, threads=1))
-        export_shards(store, ExportOptions(workers=1, shard_size=4, block_size=2))
-        lines = (scratch / "games" / "a.trmph").read_bytes().splitlines()
-        return {
-            "pickle": pickle_seeds(),
-            "trmph": [*lines, b"http://www.trmph.com/hex/board#3,a1b1a2b2a3 1", b"#13,a1b1c13m13 r"],
-            "shard": [path.read_bytes() for path in sorted((store / "shards").glob("*.tar"))[:3]],
-            "shard-manifest": [(store / "shards" / "manifest.json").read_bytes()],
-            "manifest": [(store / "manifest.json").read_bytes()],
-            "sql": [text.encode() for text in EXPRESSIONS],
-        }
-
-    def pickle(self, raw: bytes) -> bool:
-        """Compare an accepted pickle with Python's reading."""
-        try:
-            examples, rest = ours(raw)
-        except (FormatError, TooLargeError):
-            return False
-        try:
-            their_examples, their_rest, _ = theirs(raw)
-        except TooLargeError:
-            return False
-        except Exception as error:
-            raise DifferentError(f"Python does not read what hexdata does: {error!r}") from error
-        if (examples, rest) != (their_examples, their_rest):
-            raise DifferentError("Python reads other values")
-        return True
-
-    def trmph(self, raw: bytes) -> bool:
-        """Compare the moves of an accepted line with those that a regular expression finds."""
-        try:
-            text = raw.decode()
-            parts = split_trmph(text)
-            moves = parse_moves(parts.moves, parts.board_size)
-            check_no_repeats(moves, parts.board_size)
-        except (FormatError, UnicodeDecodeError):
-            return False
-        found = _LINE.fullmatch(text.strip())
-        if found is None or int(found[1]) != parts.board_size:
-            raise DifferentError("the regular expression finds no game")
-        cells = []
-        for letters, row in re.findall(r"([a-z]+)([0-9]+)", found[2]):
-            column = 0
-            for letter in letters:
-                column = column * 26 + ord(letter) - 96
-            cells.append((int(row) - 1) * parts.board_size + column - 1)
-        if cells != moves.tolist() or len(set(cells)) != len(cells):
-            raise DifferentError(f"moves {moves.tolist()} and not {cells}")
-        return True
-
-    def shard(self, raw: bytes) -> bool:
-        """Compare the members of an accepted shard with those that tarfile and NumPy read."""
-        arrays = {}
-        members = MemberReader(io.BytesIO(raw).read, 0, len(raw), len(raw), "shard")
-        try:
-            while header := members.next_header():
-                arrays[header.name] = members.read_array()
-            blocks: dict[str, dict[str, Any]] = {}
-            for name, array in arrays.items():
-                key, _, field = name.removesuffix(".npy").partition(".")
-                blocks.setdefault(key, {})[field] = array
-            complete = True
-        except FormatError:
-            return False
-        with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
-            for member in archive:
-                data = archive.extractfile(member)
-                assert data is not None
-                expected = np.load(io.BytesIO(data.read()), allow_pickle=False)
-                found = arrays[member.name]
-                if found.dtype != expected.dtype or found.shape != expected.shape:
-                    raise DifferentError(f"{member.name}: {found.dtype} {found.shape}")
-                if found.tobytes() != expected.tobytes():
-                    raise DifferentError(f"{member.name}: other numbers")
-        try:
-            for key, block in blocks.items():
-                check_block(block, "shard", key)
-        except FormatError:
-            complete = False
-        return complete
-
-    def shard_manifest(self, raw: bytes) -> bool:
-        """Write an accepted manifest again, and read the same."""
-        try:
-            manifest = ShardManifest.loads(raw, "manifest.json")
-        except StoreError:
-            return False
-        again = ShardManifest.loads(manifest.dumps(), "manifest.json")
-        if again != manifest or json.loads(raw)["digest"] != manifest.digest:
-            raise DifferentError("a manifest changes when it is written again")
-        return True
-
-    def manifest(self, raw: bytes) -> bool:
-        """Write an accepted manifest again, and read the same."""
-        path = self.folder / "manifest.json"
-        path.write_bytes(raw)
-        try:
-            manifest = Manifest.load(self.folder)
-        except StoreError:
-            return False
-        if any(Path(name).is_absolute() or ".." in Path(name).parts for name in manifest.files):
-            raise DifferentError("a file outside of the store")
-        return True
-
-    def sql(self, raw: bytes) -> bool:
-        """Evaluate an accepted expression for one row twice, in parentheses."""
-        try:
-            text = raw.decode()
-            expression = check_expression(self.connection, "--where", text, COLUMNS)
-        except (ConfigError, UnicodeDecodeError):
-            return False
-        query = f"SELECT [{expression.sql}], 7 FROM (SELECT {self.empty})"
-        if len(self.connection.extract_statements(query)) != 1:
-            raise DifferentError("several statements")
-        try:
-            first, second = (self.connection.sql(query).fetchall() for _ in range(2))
-        except QUERY_ERRORS:
-            return True
-        if repr(first) != repr(second) or len(first) != 1 or len(first[0]) != 2 or first[0][1] != 7:
-            raise DifferentError(f"{first} and {second}")
-        if not expression.columns <= COLUMNS.keys():
-            raise DifferentError(f"columns {expression.columns}")
-        return True
-
-    def mutated(self, target: str, rng: random.Random) -> bytes:
-        """Return a random mutation of a seed."""
-        if target == "pickle" and rng.random() < 0.7:
-            number = rng.randrange(4)
-            if number not in self.mutators:
-                self.mutators[number] = iter(Mutator(rng.getrandbits(32)))
-            mutation: bytes = next(self.mutators[number])
-            return mutation
-        seeds = self.seeds[target]
-        raw = bytearray(rng.choice(seeds))
-        if target in ("manifest", "shard-manifest") and rng.random() < 0.7:
-            return _altered_json(bytes(raw), rng)
-        for _ in range(rng.choice((1, 1, 2, 3, 6))):
-            start = rng.randrange(len(raw) + 1)
-            kind = rng.randrange(7)
-            if kind == 0 and target == "sql":
-                raw[start:start] = rng.choice(WORDS).encode()
-            elif kind <= 1:
-                raw[start : start + 1] = bytes([rng.choice(NUMBERS)])
-            elif kind == 2 and start < len(raw):
-                raw[start] ^= 1 << rng.randrange(8)
-            elif kind == 3:
-                del raw[start : start + rng.choice((1, 2, 8, 64, 512))]
-            elif kind == 4:
-                raw[start:start] = raw[start : start + rng.choice((1, 2, 8, 64, 512))]
-            elif kind == 5:
-                other = rng.choice(seeds)
-                raw[start : start + 8] = other[start : start + rng.choice((1, 4, 16))]
-            elif start < len(raw):
-                raw[start] = rng.randrange(256) if target != "sql" else rng.randrange(32, 127)
-        return bytes(raw)
-
-
-VALUES = [None, True, -1, 0, 1, 1.5, 1e308, 2**31, 2**63, "", "x", "../x", "/etc/passwd", [], {}, [[]], "|O"]
-
-
-def _altered_json(raw: bytes, rng: random.Random) -> bytes:
-    """Return a manifest with one or two other values, keys or files, with a valid digest most of the time."""
-    content = json.loads(raw)
-    for _ in range(rng.choice((1, 1, 2))):
-        node = content
-        while True:
-            keys = list(node) if isinstance(node, dict) else list(range(len(node)))
-            if not keys:
-                break
-            key = rng.choice(keys)
-            if isinstance(node[key], dict | list) and rng.random() < 0.8:
-                node = node[key]
-                continue
-            kind = rng.randrange(5)
-            if kind == 0:
-                del node[key]
-            elif kind == 1 and isinstance(node, dict):
-                node[rng.choice(["x", "../../x", "positions/part-000009.parquet"])] = node.pop(key)
-            elif kind == 2 and isinstance(node[key], int):
-                node[key] += rng.choice((-1, 1))
-            else:
-                node[key] = rng.choice(VALUES)
-            break
-    if rng.random() < 0.8 and isinstance(content, dict) and "digest" in content:
-        del content["digest"]
-        content["digest"] = _digest(content)
-    return canonical_json(content)
-
-
-TARGETS: dict[str, Callable[[Parsers, bytes], bool]] = {
-    "pickle": Parsers.pickle,
-    "trmph": Parsers.trmph,
-    "shard": Parsers.shard,
-    "shard-manifest": Parsers.shard_manifest,
-    "manifest": Parsers.manifest,
-    "sql": Parsers.sql,
-}
+def target_class(name: str) -> Any:
+    """Return the class of a target."""
+    return getattr(importlib.import_module(TARGETS[name].module), TARGETS[name].name)
 
 
 class Counts:
-    """Numbers of inputs and processor time by target."""
+    """Numbers of inputs by result, and processor time."""
 
     def __init__(self) -> None:
-        self.inputs: Counter[str] = Counter()
-        self.accepted: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.results: Counter[str] = Counter()
+        self.seconds = 0.0
 
-    def run(self, parsers: Parsers, target: str, raw: bytes) -> None:
-        """Check one input."""
-        begin = time.process_time()
-        self.inputs[target] += 1
-        self.accepted[target] += TARGETS[target](parsers, raw)
-        self.seconds[target] += time.process_time() - begin  # type: ignore[assignment]
-
-    def report(self) -> None:
-        """Print one line per target."""
-        for name, count in self.inputs.items():
-            seconds = self.seconds[name]
-            print(f"{name}: {count:,} inputs, {self.accepted[name]:,} accepted, {seconds:.0f} s of CPU time")
-        print(f"together: {self.inputs.total():,} in {time.process_time():.0f} s", flush=True)
+    def line(self, name: str) -> str:
+        """Return the counts as text."""
+        results = ", ".join(f"{count:,} {result}" for result, count in sorted(self.results.items()))
+        return f"{name}: {self.results.total():,} inputs: {results}; {self.seconds:.1f} s of CPU time"
 
 
-def run_plain(count: int, seed: int, targets: list[str]) -> Counts:
-    """Check ``count`` random mutations of the seeds of each target.
+# Committed inputs
+
+
+def committed(name: str) -> list[bytes]:
+    """Return the committed inputs of a target: each line of its file is one, compressed."""
+    path = CORPUS / f"{name}.txt"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [zlib.decompress(base64.b85decode(line)) for line in lines]
+
+
+def write_committed(name: str, inputs: Sequence[bytes]) -> None:
+    """Write the committed inputs of a target, the smallest first."""
+    lines = [
+        base64.b85encode(zlib.compress(raw, 9)).decode() for raw in sorted(inputs, key=lambda r: (len(r), r))
+    ]
+    CORPUS.mkdir(exist_ok=True)
+    (CORPUS / f"{name}.txt").write_text("".join(line + "\n" for line in lines))
+
+
+# Runs without coverage
+
+
+def sample(names: Sequence[str], seconds: float, seed: int, most: int = 1 << 62) -> dict[str, Counts]:
+    """Check the committed inputs of each target, then random changes of them and of the seeds.
+
+    Args:
+        names: Targets.
+        seconds: Processor time of the changes of all targets together.
+        seed: Seed of the changes.
+        most: Maximum number of changed inputs of each target.
 
     Raises:
         Exception: That of the first failing input, which is written to the current folder.
     """
-    counts = Counts()
-    with ExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hexdata-fuzz-")))
-        parsers = Parsers(scratch, stack)
-        for target in targets:
-            rng = random.Random(f"{seed} {target}")
-            for done in range(count):
-                raw = parsers.mutated(target, rng)
-                try:
-                    counts.run(parsers, target, raw)
-                except Exception:
-                    path = Path(f"failing-{target}-{seed}-{done}")
-                    path.write_bytes(raw)
-                    print(f"{path}: {raw[:300]!r}", flush=True)
-                    raise
-    return counts
+    found = {}
+    for name in names:
+        counts = found[name] = Counts()
+        rng = random.Random(f"{seed} {name}")
+        with ExitStack() as stack:
+            target = target_class(name)(_scratch(stack), stack)
+            inputs = [*committed(name), *target.seeds()]
+            for number, raw in enumerate(inputs):
+                _check(counts, target, raw, f"failing-{name}-{number}")
+            deadline = time.process_time() + seconds / len(names)
+            for number in range(most):
+                if time.process_time() > deadline:
+                    break
+                raw = target.mutate(rng.choice(inputs), rng)
+                _check(counts, target, raw, f"failing-{name}-{seed}-{number}")
+    return found
 
 
-def run_guided(arguments: list[str]) -> None:
-    """Run libFuzzer; it ends the process."""
+def _check(counts: Counts, target: Any, raw: bytes, path: str) -> None:
+    """Check one input. If it fails, write it to a file."""
+    begin = time.process_time()
+    try:
+        counts.results[target.check(raw)] += 1
+    except Exception:
+        Path(path).write_bytes(raw)
+        print(f"{path}: {raw[:300]!r}", flush=True)
+        raise
+    counts.seconds += time.process_time() - begin
+
+
+def _scratch(stack: ExitStack) -> Path:
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hexdata-fuzz-")))
+
+
+# Runs guided by coverage
+
+
+def import_instrumented(prefixes: Sequence[str]) -> None:
+    """Import modules and packages with instrumentation, and what they import without it."""
+    root = HERE.parents[1]
+    files = [path.relative_to(root).with_suffix("") for path in (root / "hexdata").rglob("*.py")]
+    modules = [".".join(path.parts).removesuffix(".__init__") for path in files]
+    others = [name for name in modules if not f"{name}.".startswith(tuple(f"{p}." for p in prefixes))]
+    with atheris.instrument_imports(include=["hexdata"], exclude=others):
+        for prefix in prefixes:
+            importlib.import_module(prefix)
+
+
+def run_guided(name: str, arguments: list[str]) -> None:
+    """Run libFuzzer; it ends the process. Every few seconds, counts are written to CORPUS.json."""
     folder = Path(next(argument for argument in arguments if not argument.startswith("-")))
+    import_instrumented(TARGETS[name].instrumented)
+    stack = ExitStack()
     scratch = Path(tempfile.mkdtemp(prefix="hexdata-fuzz-"))
-    parsers = Parsers(scratch, ExitStack())
-    names = list(TARGETS)
+    target = target_class(name)(scratch, stack)
     if not folder.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        for number, name in enumerate(names):
-            for item, raw in enumerate(parsers.seeds[name]):
-                (folder / f"seed-{name}-{item}").write_bytes(bytes([number]) + raw)
+        for raw in [*target.seeds(), *committed(name)]:
+            (folder / hashlib.sha1(raw).hexdigest()).write_bytes(raw)
     counts = Counts()
+    path = folder.with_name(f"{folder.name}-{time.time_ns()}.json")
+    due = time.monotonic() + 5
 
     def check(raw: bytes) -> None:
-        if raw and raw[0] < len(names):
-            counts.run(parsers, names[raw[0]], raw[1:])
-            if counts.inputs.total() % 100_000 == 0:
-                counts.report()
+        nonlocal due
+        counts.results[target.check(raw)] += 1
+        if time.monotonic() > due and not folder.is_file():
+            due = time.monotonic() + 5
+            path.write_text(json.dumps({"results": counts.results, "seconds": time.process_time()}))
 
-    atheris.Setup([sys.argv[0], *OPTIONS, *arguments], check)
+    def mutate(raw: bytes, max_size: int, seed: int) -> bytes:
+        rng = random.Random(seed)
+        if rng.random() < STRUCTURED:
+            found = target.mutate(raw, rng)
+            if found and len(found) <= max_size:
+                return found
+        return atheris.Mutate(raw, max_size)  # type: ignore[no-any-return]
+
+    timeout = 0 if name == "source" else 1200  # that target has its own alarm
+    options = [*OPTIONS, f"-timeout={timeout}", f"-max_len={target.max_len}"]
+    if target.words:
+        quoted = ["".join(f"\\x{byte:02x}" for byte in word) for word in target.words if word]
+        (scratch / "words").write_text("".join(f'"{word}"\n' for word in quoted))
+        options.append(f"-dict={scratch / 'words'}")
+    options += arguments
+    atheris.Setup([sys.argv[0], *options], check, custom_mutator=mutate)
     atheris.Fuzz()
+
+
+def merge(name: str, corpus: Path) -> None:
+    """Replace the committed inputs by the smallest inputs of a corpus that have the same coverage."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, name, folder, "-merge=1", str(corpus)]
+        subprocess.run(command, check=True)
+        write_committed(name, [path.read_bytes() for path in Path(folder).iterdir()])
 
 
 def main(arguments: list[str]) -> None:
     """Run what the arguments ask for."""
-    if arguments[:1] == ["--plain"]:
-        count, seed, *targets = arguments[1:]
-        run_plain(int(count), int(seed), targets or list(TARGETS)).report()
-    elif not arguments or atheris is None:
-        raise SystemExit(__doc__)
+    kind, *others = arguments or [""]
+    if kind == "--sample":
+        seconds, seed, *names = others
+        for name, counts in sample(names or [*TARGETS], float(seconds), int(seed)).items():
+            print(counts.line(name))
+    elif kind == "--merge":
+        merge(others[0], Path(others[1]))
+    elif kind in TARGETS and others and Path(others[0]).is_file():
+        with ExitStack() as stack:
+            print(target_class(kind)(_scratch(stack), stack).check(Path(others[0]).read_bytes()))
+    elif kind in TARGETS and others and atheris is not None:
+        run_guided(kind, others)
     else:
-        run_guided(arguments)
+        raise SystemExit(f"{__doc__}\nTargets: {', '.join(TARGETS)}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ refused pickle compares nothing.
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import pickle
@@ -14,7 +15,7 @@ import pickletools
 import random
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,21 @@ N = 3
 """Board size of the seeds."""
 
 
-def seeds() -> list[bytes]:
-    """Return small pickles like real ones, of every protocol and spelling of arrays."""
+@functools.cache
+def seeds(examples: int = 5) -> list[bytes]:
+    """Return small pickles like real ones, of every protocol and spelling of arrays.
+
+    Args:
+        examples: Number of examples in each pickle.
+    """
     found = []
     for protocol in range(6):
-        found += [pickle.dumps(_content(kind, protocol), protocol) for kind in range(4)]
+        found += [pickle.dumps(_content(kind, protocol, examples), protocol) for kind in range(4)]
         found.append(pickletools.optimize(found[-1]))
     for dialect in ("tuples", "dicts-enums"):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "a"
-            path.write_bytes(pickle.dumps(_content(0, 4), 4))
+            path.write_bytes(pickle.dumps(_content(0, 4, examples), 4))
             with LegacyReader(path) as reader:
                 batches = [batch.positions for batch in reader.batches()]
             out = io.BytesIO()
@@ -57,11 +63,11 @@ def _extras(count: int) -> Any:
     return pa.array(['{"source_file":"a.trmph"}'] * count)
 
 
-def _content(kind: int, protocol: int) -> dict[str, Any]:
+def _content(kind: int, protocol: int, count: int) -> dict[str, Any]:
     examples: list[Any] = []
     name, dtype = "game.trmph", ("<f4", "<f8", ">f4", "|u1")[kind]
     game_id = (3, 5)
-    for ply in range(5):
+    for ply in range(count):
         board = np.zeros((2, N, N), dtype)
         board[0].flat[: (ply + 1) // 2] = 1
         board[1].flat[5 : 5 + ply // 2] = 1
@@ -186,35 +192,52 @@ def _integers(value: int) -> list[bytes]:
     return found + ([b"J" + struct.pack("<i", value)] if -(1 << 31) <= value < 1 << 31 else [])
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def value_of(piece: bytes) -> tuple[object] | None:
     """Return, in a tuple, the value that an opcode pushes; None if it is not an opcode of a single value."""
     if piece[:1] not in b"N\x88\x89KMJIL\x8a\x8bGFXV\x8c\x8dCB\x8e" or not piece:
         return None
-    return (pickle.loads(piece + b"."),)
+    try:
+        return (pickle.loads(piece + b"."),)
+    except (ValueError, UnicodeDecodeError):  # such as a number with leading zeros
+        return None
 
 
 class Mutator:
-    """Iterator over mutated pickles, determined by a seed."""
+    """Iterator over mutated pickles, determined by a seed.
 
-    def __init__(self, seed: int) -> None:
+    Args:
+        seed: The seed.
+        pickles: The pickles to mutate. Default: those of :func:`seeds`.
+    """
+
+    def __init__(self, seed: int, pickles: Sequence[bytes] = ()) -> None:
         self.random = random.Random(seed)
-        self.seeds = seeds()
+        self.seeds = pickles or seeds()
         self.cut = [opcodes_of(raw, frames=False) for raw in self.seeds]
         self.framed = [opcodes_of(raw, frames=True) for raw in self.seeds]
 
     def __iter__(self) -> Iterator[bytes]:
         while True:
             pick = self.random.randrange(len(self.cut))
-            pieces = [*(self.framed if self.random.random() < 0.05 else self.cut)[pick]]
-            kind = self.random.random()
-            if kind < 0.85:
-                for _ in range(self.random.choice((1, 2, 4, 8, 16))):
-                    self.random.choice(RESPELLINGS)(self, pieces)
-            if kind > 0.7:
-                for _ in range(self.random.choice((1, 1, 1, 2, 2, 3))):
-                    self.random.choice(MUTATIONS)(self, pieces)
-            raw = b"".join(pieces)
-            yield self.flip(raw) if kind > 0.95 else raw
+            yield self.mutated((self.framed if self.random.random() < 0.05 else self.cut)[pick])
+
+    def mutated(self, opcodes: Sequence[bytes]) -> bytes:
+        """Return a pickle with some of these opcodes changed.
+
+        Args:
+            opcodes: Opcodes with their arguments, at least two.
+        """
+        pieces = [*opcodes]
+        kind = self.random.random()
+        if kind < 0.85:
+            for _ in range(self.random.choice((1, 2, 4, 8, 16))):
+                self.random.choice(RESPELLINGS)(self, pieces)
+        if kind > 0.7:
+            for _ in range(self.random.choice((1, 1, 1, 2, 2, 3))):
+                self.random.choice(MUTATIONS)(self, pieces)
+        raw = b"".join(pieces)
+        return self.flip(raw) if kind > 0.95 else raw
 
     # Respellings
 
