@@ -6,6 +6,7 @@ is a position or a rejection; the fast path equals the plain one; salvage keeps 
 
 from __future__ import annotations
 
+import encodings.unicode_escape  # noqa: F401  # errors import it, when they first print a text with escapes
 import gc
 import gzip
 import os
