@@ -52,8 +52,8 @@ def convert_sources(
     Raises:
         ConfigError: an argument has the wrong type, or the store was created with other split shares or has
             another board size.
-        InputError: an input is missing, has changed or has no known format; the files have several board
-            sizes; or the value convention of a file is not clear.
+        InputError: an input is missing, has changed or has no known format, or the disk fails to read it; the
+            files have several board sizes; or the value convention of a file is not clear.
         BudgetError: the memory or the disk space is too small.
         RejectRateError: more was rejected than ``options.max_reject_rate`` allows; nothing was published.
         StoreError: the store is damaged or locked by another process, or an object store fails.

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hexdata.convert.inputs import require_answer
 from hexdata.convert.spool import Spool, SpoolFacts
 from hexdata.games.find import column
 from hexdata.storage import AnyPath, storage_of, translate_errors
@@ -165,6 +166,7 @@ def read_companions(folder: AnyPath) -> Companions:
     """Read the companions in a folder; add a note for each one that cannot be used.
 
     Raises:
+        InputError: the disk failed to read a companion.
         StoreError: an object store did not answer, so it is unknown which companions exist.
     """
     found = Companions()
@@ -177,9 +179,8 @@ def read_companions(folder: AnyPath) -> Companions:
                 file.seek(0)
                 read(found, name, json.loads(file.read()))
         except (OSError, ValueError, RecursionError) as error:
-            if isinstance(error, OSError) and storage_of(path).is_temporary(error):
-                with translate_errors(path):
-                    raise
+            if isinstance(error, OSError):
+                require_answer(path, error)
             found.notes.append(
                 f"the companion file {name} cannot be used: {getattr(error, 'strerror', None) or error}"
             )

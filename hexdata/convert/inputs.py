@@ -24,12 +24,14 @@ from hexdata.storage import (
     AnyPath,
     RemotePath,
     file_system,
+    is_address,
     list_objects,
     object_info,
     storage_of,
     translate_errors,
     walk_once,
 )
+from hexdata.store.disk_space import disk_error_hint, is_disk_failure, system_message
 from hexdata.store.files import digest_beginning, digest_file
 from hexdata.store.manifest import is_store_folder
 from hexdata.text import encodable, lines_by_cause
@@ -257,9 +259,7 @@ def _problem_of(source: SourceFile) -> str:
             return ""  # damaged: the run reports it
         return str(error.found or error.reason)
     except OSError as error:
-        if storage_of(source.path).is_temporary(error):
-            with translate_errors(source.path):
-                raise
+        require_answer(source.path, error)
         return ""  # unreadable: the run reports it
 
 
@@ -399,6 +399,7 @@ def digest_source(path: AnyPath) -> SourceDigest:
     """Return the digest of a file, or a ``problem`` and no digest if the file cannot be read.
 
     Raises:
+        InputError: the disk failed, so nothing is known about the file.
         StoreError: an object store did not answer, so nothing is known about the object.
     """
     version = ""
@@ -406,10 +407,28 @@ def digest_source(path: AnyPath) -> SourceDigest:
         version = storage_of(path).version()
         return SourceDigest(*digest_file(path), "", version)
     except OSError as error:
-        if storage_of(path).is_temporary(error):
-            with translate_errors(path):
-                raise
+        require_answer(path, error)
         return SourceDigest(_size_of(path), "", error.strerror or str(error), version)
+
+
+def require_answer(path: AnyPath, error: OSError) -> None:
+    """Raise unless an error on reading a source concerns the file itself, such as its permissions.
+
+    Raises:
+        InputError: the disk failed, so nothing is known about the file.
+        StoreError: an object store did not answer.
+    """
+    if storage_of(path).is_temporary(error):
+        with translate_errors(path):
+            raise error
+    if not is_address(path) and is_disk_failure(error):
+        raise InputError(
+            "the system failed to read this source; nothing was published",
+            path=path,
+            found=system_message(error),
+            hint=f"{disk_error_hint(error)} It does not read the other sources again. If this file is lost, "
+            "restore it or move it out of the inputs.",
+        ) from error
 
 
 def _size_of(path: AnyPath) -> int:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from hexdata import __version__
 from hexdata.board import MAX_SIZE, MIN_SIZE
+from hexdata.convert.inputs import require_answer
 from hexdata.convert.targets import NumberCounter, check_declared, reject_invalid
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
 from hexdata.errors import FormatError, HexdataError, Reason, SourceChangedError
@@ -305,6 +306,7 @@ def read_source(
 
     Raises:
         SourceChangedError: the source has changed since it was digested.
+        InputError: the disk fails to read the source.
         StoreError: an object store does not answer, or the facts of an existing spool are damaged.
         OSError: the spool cannot be written.
     """
@@ -394,14 +396,13 @@ def _translate_read_errors(path: AnyPath) -> Iterator[None]:
 
     Raises:
         FormatError: the source cannot be read; its code is ``Reason.UNREADABLE``.
+        InputError: the disk failed, so nothing is known about the source.
         StoreError: an object store does not answer, so nothing is known about the source.
     """
     try:
         yield
     except OSError as error:
-        if storage_of(path).is_temporary(error):
-            with translate_errors(path):
-                raise
+        require_answer(path, error)
         raise FormatError(
             "cannot be read", code=Reason.UNREADABLE, found=error.strerror or str(error)
         ) from error

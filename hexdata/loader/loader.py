@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from pathlib import Path
 from types import EllipsisType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -61,8 +62,11 @@ from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check,
 from hexdata.shards.sources import ShardSource
 from hexdata.storage import AnyPath
 from hexdata.store import Store
+from hexdata.store.disk_space import translate_disk_full
 
 __all__ = ["Delivery", "Loader"]
+
+_Read = TypeVar("_Read")
 
 
 class Delivery(NamedTuple):
@@ -250,10 +254,12 @@ class Loader:
         self.games: GameTable | None = None
         self._selected: SelectedRows | None = None
         self._source: ShardSource | None = None
-        if isinstance(data, Store):
-            self._open_games(data, weights, progress)
-        else:
-            self._open_shards(data, str(store), weights, progress)
+        self._location = data.path if isinstance(data, Store) else Path(str(store))
+        with translate_disk_full(self._location):
+            if isinstance(data, Store):
+                self._open_games(data, weights, progress)
+            else:
+                self._open_shards(data, str(store), weights, progress)
         self._first_where = where
         self._opened: tuple[int, Epoch] | None = None
         self._last_digest: str | None = None
@@ -456,7 +462,7 @@ class Loader:
         """Yield the rest of the epoch, or the next epoch if no batches are left; then advance ``epoch``.
 
         Raises:
-            StoreError, FormatError: A shard differs from its manifest.
+            StoreError, FormatError: A shard differs from its manifest, or the disk fails.
             ConfigError: The position of the loader was changed during the iteration.
         """
         with self.iteration() as epoch:
@@ -523,7 +529,7 @@ class Loader:
             self._skipped, self._skipped_epoch = {shard: set() for shard in self._skipped}, epoch
         steps = range(first, opened.steps, workers)
         with self._thread_pool() as pool:
-            packed = zip(steps, opened.blocks(steps, pool), strict=True)
+            packed = zip(steps, self._reading(opened.blocks(steps, pool)), strict=True)
             deliver = partial(self._deliver, epoch)
             # Two batches per thread, since the next one may wait for a chunk of positions.
             yield from map_ahead(deliver, packed, pool, 2 * self.options.threads)
@@ -594,7 +600,7 @@ class Loader:
             if not 0 <= start <= stop <= size:
                 found, expected = f"[{start}, {stop})", f"within [0, {size})"
                 raise ConfigError("a range is outside the epoch", found=found, expected=expected)
-        return (self._make_batch(block, epoch) for block in opened.take(ranges))
+        return (self._make_batch(block, epoch) for block in self._reading(opened.take(ranges)))
 
     def take_stream(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Batch]:
         """Yield batches for ranges [start, stop) of indices in the concatenation of all epochs.
@@ -627,6 +633,11 @@ class Loader:
         if self._selected is None:
             raise _not_in_stream_mode()
         return self._selected.chunk_sizes()
+
+    def _reading(self, blocks: Iterator[_Read]) -> Iterator[_Read]:
+        """Yield what is read, with errors of the disk as errors of hexdata."""
+        with translate_disk_full(self._location):
+            yield from blocks
 
     def _thread_pool(self) -> AbstractContextManager[ThreadPoolExecutor | None]:
         threads = self.options.threads

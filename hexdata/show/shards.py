@@ -10,7 +10,8 @@ from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import Block, members_to_block
 from hexdata.shards.format import read_blocks, samples_to_block
 from hexdata.show.position import Position
-from hexdata.storage import AnyPath
+from hexdata.storage import AnyPath, as_path
+from hexdata.store.disk_space import translate_disk_full
 
 __all__ = ["read_shard_position"]
 
@@ -32,9 +33,14 @@ def read_shard_position(path: str | AnyPath, number: int) -> Position:
     The shard is read and checked from its beginning up to that position, and no further.
 
     Raises:
-        StoreError: the shard has fewer positions.
+        StoreError: the shard has fewer positions, or the disk fails.
         FormatError: it is truncated or altered, or no shard of hexdata's.
     """
+    with translate_disk_full(as_path(path)):
+        return _read_position(path, number)
+
+
+def _read_position(path: str | AnyPath, number: int) -> Position:
     first = 0
     for key, arrays in read_blocks(path):
         is_sample = "move" in arrays and arrays["move"].ndim == 0

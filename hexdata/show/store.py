@@ -27,6 +27,7 @@ from hexdata.show.game import Game
 from hexdata.show.position import Policy, Position, played_moves
 from hexdata.storage import AnyPath
 from hexdata.store import Store
+from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import ParquetRows, open_parquet, read_batches, read_parquet, read_rows
 
@@ -45,9 +46,11 @@ def read_position(store: str | AnyPath, position_id: int) -> Position:
 
     Raises:
         ConfigError: the id is not an integer.
-        StoreError: the position or the store does not exist, or the store is damaged.
+        StoreError: the position or the store does not exist, the store is damaged, or the disk fails.
     """
-    return find_position(Store.open(store), _check_id("position_id", position_id))
+    opened = Store.open(store)
+    with translate_disk_full(opened.path):
+        return find_position(opened, _check_id("position_id", position_id))
 
 
 def find_position(opened: Store, position_id: int) -> Position:
@@ -72,15 +75,16 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
 
     Raises:
         ConfigError: the id is not an integer.
-        StoreError: the game or the store does not exist, or the store is damaged.
+        StoreError: the game or the store does not exist, the store is damaged, or the disk fails.
     """
     game_id = _check_id("game_id", game_id)
     opened = Store.open(store)
-    game = read_row(opened, "games", "game_id", game_id)
-    size = opened.manifest.board_size
-    assert size is not None
-    rows = _rows_of_game(opened, game_id, positions_schema(size, opened.manifest.targets))
-    return game_of_rows(opened, game, rows)
+    with translate_disk_full(opened.path):
+        game = read_row(opened, "games", "game_id", game_id)
+        size = opened.manifest.board_size
+        assert size is not None
+        rows = _rows_of_game(opened, game_id, positions_schema(size, opened.manifest.targets))
+        return game_of_rows(opened, game, rows)
 
 
 def game_of_rows(opened: Store, game: Row, rows: list[Row]) -> Game:

@@ -13,11 +13,13 @@ from typing import Final
 
 import pyarrow as pa
 
+from hexdata.errors import HexdataError
 from hexdata.sql.catalog import open_catalog
 from hexdata.sql.check import check_query, query_error
 from hexdata.sql.named import named_query
 from hexdata.storage import AnyPath, prefix_of
 from hexdata.store import Store
+from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.integrity import stage_command
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 
@@ -78,14 +80,25 @@ def run_query(
 
     Raises:
         ConfigError: The text is not a valid query, or a value cannot be computed while rows are read.
-        StoreError: There is no store, or one of its files is missing or damaged.
+        StoreError: There is no store, one of its files is missing or damaged, or the disk fails.
         BudgetError: The memory is too small, or the disk for spilled rows is full.
         KeyboardInterrupt: The user has interrupted the query.
     """
     query = named_query(text[len(_NAMED) :]) if text.startswith(_NAMED) else text
     opened = Store.open(store)
-    with open_catalog(opened, memory=memory, threads=threads) as con:
-        yield start_query(con, opened, query)
+    of_caller: OSError | None = None
+    try:
+        with translate_disk_full(opened.path), open_catalog(opened, memory=memory, threads=threads) as con:
+            result = start_query(con, opened, query)
+            try:
+                yield result
+            except OSError as error:
+                of_caller = error
+                raise
+    except HexdataError as error:
+        if of_caller is not None and error.__cause__ is of_caller:
+            raise of_caller from None
+        raise
 
 
 def start_query(con: DuckDBPyConnection, store: Store, query: str) -> QueryResult:

@@ -20,6 +20,7 @@ from hexdata.units import format_bytes
 __all__ = [
     "disk_error_hint",
     "disk_full",
+    "is_disk_failure",
     "system_message",
     "translate_disk_full",
     "translate_temporary_disk_full",
@@ -39,11 +40,20 @@ _HINTS: Final = {
         "Something else has the name of a file or folder of hexdata. Move it and run the command again.",
     ),
     **dict.fromkeys(
-        ("EAGAIN", "EBUSY", "EINTR", "EIO", "ENODEV", "ENXIO", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
+        (
+            *("EAGAIN", "EBUSY", "EINTR", "EIO", "ENODEV", "ENOTCONN", "ENXIO"),
+            "EREMOTEIO",
+            "ESTALE",
+            "ETIMEDOUT",
+        ),
         "Check the disk and its connection and run the command again.",
     ),
 }
 """Hints for disk errors other than a full disk."""
+_FAILURES: Final = frozenset(
+    ("EBUSY", "EINTR", "EIO", "EMFILE", "ENFILE", "ENODEV", "ENOTCONN", "EREMOTEIO", "ESTALE", "ETIMEDOUT")
+)
+"""Errors on reading that say nothing about the file."""
 _TEMPORARY: Final = (
     "Free disk space there, or set TMPDIR to a folder on another disk, and run the command again."
 )
@@ -109,6 +119,14 @@ def translate_temporary_disk_full() -> Iterator[None]:
 def disk_error_hint(error: OSError) -> str | None:
     """Return what to do about a disk error other than a full disk; None for other errors."""
     return _HINTS.get(errno.errorcode.get(error_number(error) or 0, ""))
+
+
+def is_disk_failure(error: OSError) -> bool:
+    """Return whether the disk or the system failed to read a file that may be whole.
+
+    A missing file, a broken link or a file without permission is no such failure.
+    """
+    return errno.errorcode.get(error_number(error) or 0) in _FAILURES
 
 
 def system_message(error: OSError) -> str:

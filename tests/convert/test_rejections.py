@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -18,6 +19,7 @@ from hexdata.formats import open_source
 from hexdata.formats.legacy import LegacyReader
 from hexdata.formats.trmph import write_trmph
 from hexdata.progress import Silent
+from hexdata.storage import LocalStorage
 from hexdata.store import Store
 
 
@@ -152,21 +154,54 @@ def check_unreadable(make, convert, detail):
     assert store.result.games == 3
 
 
-def test_an_unreadable_file_is_rejected_and_read_again_in_the_next_run(make, convert, monkeypatch):
+def failing_at(monkeypatch, module, name, number, only="a.pkl.gz"):
+    """Let a function of a module raise a system error for one file."""
+    function = getattr(module, name)
+
+    def fail(path, *args, **options):
+        if path.name == only:
+            raise OSError(number, os.strerror(number), str(path))
+        return function(path, *args, **options)
+
+    monkeypatch.setattr(module, name, fail)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EMFILE])
+@pytest.mark.parametrize("where", [(spool, "open_source"), (inputs, "digest_file")])
+def test_a_disk_that_fails_to_read_a_source_ends_the_run(make, convert, monkeypatch, where, number):
+    """However small the file is, nothing is published. The next run reads only that file."""
     make.v2("a.pkl.gz", make.games(3))
-    make.v2("b.pkl.gz", make.games(3, start=3))
-    opened = spool.open_source
+    make.v2("b.pkl.gz", make.games(400, start=3))
+    failing_at(monkeypatch, *where, number)
+    with pytest.raises(
+        InputError, match=r"legacy/a\.pkl\.gz: the system failed to read this source"
+    ) as caught:
+        convert(make.folder, max_reject_rate=0.9)
+    assert type(caught.value) is InputError
+    assert os.strerror(number) in str(caught.value.found)
+    assert "run the command again" in caught.value.hint
+    assert "move it out of the inputs" in caught.value.hint
+    monkeypatch.undo()
+    result = convert(make.folder).result
+    assert (result.rejected, result.games) == (0, 403)
 
-    def open_source(path, **options):
-        if path.name == "a.pkl.gz":
-            raise OSError(5, "Input/output error", str(path))
-        return opened(path)
 
-    monkeypatch.setattr(spool, "open_source", open_source)
-    with pytest.raises(RejectRateError, match=r"unreadable: cannot be read; found Input/output error"):
+def test_a_disk_that_fails_to_read_a_companion_ends_the_run(make, convert, monkeypatch):
+    """Without the companion, origins would silently be missing."""
+    make.v2("a.pkl.gz", make.games(3))
+    (make.folder / "processing_state.json").write_text("{}")
+    opened = LocalStorage.open
+
+    def fail(storage, **options):
+        if storage.path.name == "processing_state.json":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(storage.path))
+        return opened(storage, **options)
+
+    monkeypatch.setattr(LocalStorage, "open", fail)
+    with pytest.raises(InputError, match=r"processing_state\.json: the system failed to read"):
         convert(make.folder)
     monkeypatch.undo()
-    assert convert(make.folder).result.rejected == 0
+    assert convert(make.folder).result.games == 3
 
 
 def test_a_failed_write_of_the_spool_does_not_reject_the_source(make, convert, monkeypatch):

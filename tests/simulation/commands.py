@@ -1,32 +1,40 @@
 """The commands that run on a simulated disk, each with the files that exist before it.
 
-All paths are relative to the folder in which the command runs. Every command uses one process.
+All paths are relative to the folder in which the command runs. A small command uses one process and one
+thread, a medium one two processes, or two threads where it has no processes.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
+from hexdata import pipeline
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo import DemoOptions, make_legacy
 from hexdata.demo.games import make_games
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.formats.trmph import write_trmph
-from hexdata.pipeline import demo_config, run_config
+from hexdata.loader.trial import LoadOptions, run_loader_trial
+from hexdata.pipeline import Config, ConvertSection, VerifySection, run_config
 from hexdata.retry import RetryPolicy
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.sql.database import write_database
 from hexdata.verify import verify_store
 
-SIZES: Final = {"small": (6, 2), "medium": (400, 8)}
+SIZES: Final = {"small": (6, 1), "medium": (60, 4)}
 """Number of games and of source files."""
+LEGACY: Final = {"small": 2, "medium": 16}
+"""Number of games in legacy files."""
+BUCKETS: Final = {"small": 2, "medium": 4}
+PROCESSES: Final = {"small": 1, "medium": 2}
 STORE: Final = Path("store")
 _NOW: Final = RetryPolicy(first_wait=0)
-_SPLITS: Final = ConvertOptions(workers=1, val=0.15, test=0.1)
 
 
 def write_sources(folder: Path, size: str, seed: int) -> None:
@@ -38,51 +46,61 @@ def write_sources(folder: Path, size: str, seed: int) -> None:
         write_trmph(folder / f"games-{seed}-{number:02d}.trmph", made[number::files], 7)
 
 
-def _convert(_: str) -> None:
-    convert_sources([Path("games")], STORE, _SPLITS)
+def _splits(size: str) -> ConvertOptions:
+    return ConvertOptions(workers=PROCESSES[size], val=0.15, test=0.1)
 
 
-def _append(_: str) -> None:
-    convert_sources([Path("games"), Path("more")], STORE, _SPLITS)
+def _convert(size: str) -> None:
+    convert_sources([Path("games")], STORE, _splits(size))
 
 
-def _legacy(_: str) -> None:
-    convert_sources([Path("legacy")], STORE, _SPLITS)
+def _append(size: str) -> None:
+    convert_sources([Path("games"), Path("more")], STORE, _splits(size))
 
 
-def _shuffle(_: str) -> None:
-    shuffle_store(STORE, ShuffleOptions(seed=1, threads=1, buckets=2), retry=_NOW)
+def _legacy(size: str) -> None:
+    convert_sources([Path("legacy")], STORE, _splits(size))
 
 
-def _reshuffle(_: str) -> None:
-    shuffle_store(STORE, ShuffleOptions(seed=2, threads=1, buckets=3), retry=_NOW)
+def _shuffled(size: str, **options: Any) -> ShuffleOptions:
+    return ShuffleOptions(**{"seed": 1, "threads": PROCESSES[size], "buckets": BUCKETS[size], **options})
 
 
-def _merge(_: str) -> None:
-    shuffle_store(STORE, ShuffleOptions(seed=1, threads=1, buckets=2, merge="positions"), retry=_NOW)
+def _shuffle(size: str) -> None:
+    shuffle_store(STORE, _shuffled(size), retry=_NOW)
+
+
+def _reshuffle(size: str) -> None:
+    shuffle_store(STORE, _shuffled(size, seed=2, buckets=BUCKETS[size] + 1), retry=_NOW)
+
+
+def _merge(size: str) -> None:
+    shuffle_store(STORE, _shuffled(size, merge="positions"), retry=_NOW)
+
+
+def _shards(size: str, factor: int = 1, **options: Any) -> ExportOptions:
+    block = factor * {"small": 32, "medium": 256}[size]
+    return ExportOptions(workers=PROCESSES[size], block_size=block, shard_size=2 * block, **options)
 
 
 def _export(size: str) -> None:
-    block = {"small": 32, "medium": 1024}[size]
-    export_shards(STORE, ExportOptions(workers=1, block_size=block, shard_size=2 * block))
+    export_shards(STORE, _shards(size))
 
 
 def _reexport(size: str) -> None:
-    block = {"small": 64, "medium": 2048}[size]
-    export_shards(STORE, ExportOptions(workers=1, block_size=block, shard_size=2 * block))
+    export_shards(STORE, _shards(size, 2))
 
 
 def _free(size: str) -> None:
-    block = {"small": 32, "medium": 1024}[size]
-    export_shards(STORE, ExportOptions(workers=1, block_size=block, shard_size=2 * block, free_buckets=True))
+    export_shards(STORE, _shards(size, free_buckets=True))
 
 
-def _pickles(_: str) -> None:
-    export_pickles(STORE, PicklesOptions(order="original", workers=1))
+def _pickles(size: str) -> None:
+    export_pickles(STORE, PicklesOptions(order="original", workers=PROCESSES[size]))
 
 
-def _pickles_shuffled(_: str) -> None:
-    export_pickles(STORE, PicklesOptions(order="shuffled", workers=1))
+def _pickles_shuffled(size: str) -> None:
+    export_pickles(STORE, PicklesOptions(order="shuffled", workers=PROCESSES[size]))
 
 
 def _verify(_: str) -> None:
@@ -95,13 +113,66 @@ def _report(_: str) -> None:
     write_report(STORE)
 
 
+def _sql(_: str) -> None:
+    from hexdata.sql import run_query
+
+    with run_query(STORE, "SELECT count(*), sum(positions), min(winner) FROM games", threads=1) as result:
+        assert sum(batch.num_rows for batch in result.batches) == 1
+
+
+def _show(_: str) -> None:
+    from hexdata.show import read_game, read_position
+
+    read_position(STORE, 3)
+    read_game(STORE, 1)
+
+
+def _load(_: str) -> None:
+    for mode in ("games", "exact", "stream"):
+        run_loader_trial(STORE, LoadOptions(batch_size=16, mode=mode))
+
+
 def _demo(size: str) -> None:
-    make_legacy("demo", DemoOptions(games={"small": 8, "medium": 64}[size]))
+    make_legacy("demo", DemoOptions(games=LEGACY[size]))
 
 
 def _run(size: str) -> None:
-    games = {"small": 8, "medium": 64}[size]
-    run_config(demo_config("run", DemoOptions(games=games), with_report=False))
+    splits = _splits(size)
+    config = Config(
+        store=str(STORE),
+        convert=ConvertSection(inputs=["games"], workers=splits.workers, val=splits.val, test=splits.test),
+        shuffle=_shuffled(size),
+        export=_shards(size),
+        pickles=PicklesOptions(order="original", workers=PROCESSES[size]),
+        verify=VerifySection(),
+        load=LoadOptions(batch_size=16),
+    )
+    run_config(config)
+
+
+@contextmanager
+def points_announced(announce: Callable[[str], None]) -> Iterator[None]:
+    """Call a function with the name of each point of a run, when it is reached.
+
+    The points are the beginning of each stage of ``run`` except the first, and the end of a stage, where only
+    files that are derived from the complete stage are not yet written.
+    """
+
+    def announced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            announce(name)
+            return function(*args)
+
+        return call
+
+    runners = {name: announced(name, function) for name, function in pipeline._RUNNERS.items()}
+    del runners["convert"]
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(pipeline._RUNNERS, runners))
+        for package in ("hexdata.convert", "hexdata.export.shards", "hexdata.shuffle"):
+            end = announced(f"end of {package}", write_database)
+            stack.enter_context(patch(f"{package}.write_database", end))
+        yield
 
 
 @dataclass(frozen=True)
@@ -127,22 +198,24 @@ COMMANDS: Final = {
     "pickles-shuffled": Command(_pickles_shuffled, ("convert", "shuffle")),
     "verify": Command(_verify, ("convert", "shuffle", "export")),
     "report": Command(_report, ("convert", "shuffle")),
+    "sql": Command(_sql, ("convert",)),
+    "show": Command(_show, ("convert",)),
+    "load": Command(_load, ("convert", "shuffle", "export")),
     "demo": Command(_demo, (), ()),
-    "run": Command(_run, (), ()),
+    "run": Command(_run),
 }
 
 
-def prepare(name: str, size: str, folder: Path) -> None:
-    """Write the files that a command finds. The folder becomes the working directory."""
-    folder.mkdir(parents=True)
-    os.chdir(folder)
+def prepare(name: str, size: str) -> None:
+    """Write the files that a command finds into the working directory."""
     command = COMMANDS[name]
     for source in command.inputs:
         if source == "legacy":
-            make_legacy("legacy", DemoOptions(games={"small": 8, "medium": 64}[size]))
+            make_legacy("legacy", DemoOptions(games=LEGACY[size]))
         else:
             write_sources(Path(source), size, {"games": 1, "more": 2}[source])
     for earlier in command.before:
         COMMANDS[earlier].run(size)
+    shutil.rmtree("tmp", ignore_errors=True)
     Path("tmp").mkdir()
     shutil.rmtree(STORE / "logs", ignore_errors=True)

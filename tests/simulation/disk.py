@@ -7,7 +7,7 @@
 The first line is one case: a run is named by command, size, operation, fault and seed. Without ``--at``, all
 operations are taken in turn, without ``--fault`` all faults. Operations are those on files below the folder
 of the run, numbered from 0. ``shim.c`` counts them below Python, Arrow and DuckDB, so it needs Linux and a C
-compiler.
+compiler. ``matrix.py`` runs all cases of all commands and can be stopped and continued.
 
 Errors (``eio``, ``enospc``, ``eintr``, ``short``, and ``...-lasting`` for all operations from then on) are
 returned by the shim in a run of its own. Crashes (see ``replay.CRASHES``) are built from the record of one
@@ -15,16 +15,27 @@ undisturbed run.
 
 After each fault: (1) the store has no half-published file; (2) an error is one of hexdata that names a file
 and a remedy; (3) the same command again gives the files of an undisturbed run.
+
+A case takes a few hundredths of a second of CPU time, because each run is a fork of a process that has run
+the command before; of ``run``, it is forked at the beginning of the stage with the fault. The command runs
+again only on disks that were not seen before. ``eintr`` and ``short``, which a run should not notice, are
+returned at many operations of one run; if it ends in another way than an undisturbed run, each is tried in a
+run of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
+import itertools
 import json
 import os
 import random
+import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -32,8 +43,9 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,20 +53,23 @@ TESTS = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(TESTS.parent))
 
+import duckdb  # noqa: E402
+
 from hexdata.cards import CARDS  # noqa: E402
 from hexdata.errors import HexdataError  # noqa: E402
 from hexdata.sql.database import DATABASE_NAME  # noqa: E402
-from tests.simulation.commands import COMMANDS, prepare  # noqa: E402
+from hexdata.system import lock_file, unlock_file  # noqa: E402
+from tests.simulation.commands import COMMANDS, points_announced, prepare  # noqa: E402
 from tests.simulation.replay import (  # noqa: E402
     CHANGES,
     CRASHES,
+    KINDS,
     Disk,
     Operation,
     Tree,
     digest,
     read_log,
     read_tree,
-    tree_digest,
     write_tree,
 )
 
@@ -62,14 +77,22 @@ SHIM: Final = Path(__file__).with_name("shim.c")
 ERRORS: Final = {"eio": 1, "enospc": 2, "eintr": 3, "short": 4}
 LASTING: Final = ("eio-lasting", "enospc-lasting")
 FAULTS: Final = (*ERRORS, *LASTING, *CRASHES)
+UNNOTICED: Final = ("eintr", "short")
+"""Errors after which a run should repeat the operation."""
 SEEDED: Final = ("torn", "disordered")
 """Crashes that depend on the seed."""
+SEEDS: Final = 2
+"""Number of seeds that are tried."""
 _REACHED: Final = {
     "enospc": ("create", "write", "mkdir", "rename", "sync", "link"),
     "eintr": ("open", "create", "read", "write", "sync", "truncate"),
     "short": ("read", "write"),
 }
 """Kinds of operations that an error may concern, if not all."""
+_LASTING_REACHED: Final = {"eio": CHANGES, "enospc": frozenset(_REACHED["enospc"])}
+"""The same for an error that lasts, which is tried also at the first operation on each path."""
+_CHUNK: Final = 96
+"""Largest number of cases that a worker takes at a time."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +111,25 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did: ``ending`` is "done", "error", "bare" (no error of hexdata) or "died"."""
+    """What a run did: ``ending`` is "done", "error", "bare" (no error of hexdata) or "died".
+
+    Attributes:
+        ending: see above.
+        text: the message or traceback.
+        faults: number of operations that failed.
+        operations: number of operations.
+        hits: number of operations of a group that failed.
+        passed: points of a recorded run, each with the number of the next operation and a digest of the
+            files; otherwise only the point at which the run was ended, because its files were those of the
+            undisturbed run.
+    """
 
     ending: str
     text: str = ""
     faults: int = 0
+    operations: int = 0
+    hits: int = 0
+    passed: Sequence[tuple[str, int, str]] = ()
 
 
 def build_shim(folder: Path) -> Path | None:
@@ -110,50 +147,174 @@ def build_shim(folder: Path) -> Path | None:
     return built
 
 
-def run_in(
-    folder: Path, action: Callable[[], Any], at: int = -1, fault: str | None = None, log: Path | None = None
-) -> Outcome:
-    """Run an action in a child process whose working directory is ``folder``, and return its outcome."""
-    reading, writing = os.pipe()
-    sys.stdout.flush()
-    child = os.fork()
-    if not child:
-        os.close(reading)
-        outcome = Outcome("died")
-        try:
-            outcome = _run_here(folder, action, at, fault, log)
-        finally:
-            os.write(writing, json.dumps(asdict(outcome)).encode())
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as pipe:
-        answer = pipe.read()
-    _, status = os.waitpid(child, 0)
-    return Outcome(**json.loads(answer)) if answer else Outcome("died", f"status {status}")
+# --- one run -------------------------------------------------------------------------------------------
 
 
-def _run_here(
-    folder: Path, action: Callable[[], Any], at: int, fault: str | None, log: Path | None
-) -> Outcome:
-    os.chdir(folder)
-    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    os.environ["TMPDIR"] = str(folder / "tmp")
-    tempfile.tempdir = None
-    silence = os.open(os.devnull, os.O_RDWR)
-    for stream in (1, 2):
-        os.dup2(silence, stream)
-    warnings.simplefilter("ignore")
-    shim = ctypes.CDLL(None)
-    if hasattr(shim, "disk_start"):
-        record = -1 if log is None else os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        kind, _, lasting = (fault or "").partition("-")
-        shim.disk_injected.restype = ctypes.c_long
-        shim.disk_start(
-            os.fsencode(folder), ctypes.c_long(at), ERRORS.get(kind, 0), int(bool(lasting)), record
-        )
+class _Shim:
+    """The functions of ``shim.c`` in this process."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None)
+        for name in ("disk_count", "disk_injected", "disk_hits"):
+            getattr(self._library, name).restype = ctypes.c_long
+
+    def share(self, path: Path) -> None:
+        """Count the operations of worker processes too."""
+        self._library.disk_share(os.fsencode(path))
+
+    def start(self, folder: Path, log: Path | None) -> None:
+        """Count the operations below a folder, and record them in a file."""
+        self._library.disk_start(os.fsencode(folder), None if log is None else os.fsencode(log))
+
+    def arm(self, at: int, fault: str) -> None:
+        """Let operation ``at`` fail."""
+        kind, _, lasting = fault.partition("-")
+        self._library.disk_arm(ctypes.c_long(at), ERRORS[kind], int(bool(lasting)))
+
+    def arm_group(self, keys: list[int], fault: str) -> None:
+        """Let all operations with these keys fail."""
+        array = (ctypes.c_uint64 * len(keys))(*sorted(keys))
+        self._library.disk_arm_group(array, ctypes.c_long(len(keys)), ERRORS[fault])
+
+    def pause(self, paused: bool) -> None:
+        """Stop or continue counting."""
+        self._library.disk_pause(int(paused))
+
+    def counts(self) -> tuple[int, int, int]:
+        """Return the numbers of operations, of faults, and of keys of a group that were reached."""
+        library = self._library
+        return library.disk_count(), library.disk_injected(), library.disk_hits()
+
+
+_MASK: Final = (1 << 64) - 1
+
+
+def keys_of(operations: Iterable[Operation]) -> list[int]:
+    """Return the key of each operation: a hash of its path and kind, plus its number among these."""
+    numbers: Counter[int] = Counter()
+    names: dict[tuple[str, str], int] = {}
+    keys = []
+    for operation in operations:
+        if (name := names.get((operation.path, operation.kind))) is None:
+            name = 14695981039346656037
+            path = os.fsencode(f"/{operation.path}" if operation.path else "")
+            for byte in (*path, KINDS.index(operation.kind)):
+                name = ((name ^ byte) * 1099511628211) & _MASK
+            names[operation.path, operation.kind] = name
+        keys.append((name + numbers[name] * 0x9E3779B97F4A7C15) & _MASK)
+        numbers[name] += 1
+    return keys
+
+
+class _Sessions:
+    """DuckDB databases in memory that are opened before the fork: opening one takes 14 ms of CPU time.
+
+    Threads do not survive a fork, so they have none before it, and later one that reads
+    ahead instead of eight.
+    """
+
+    _CONFIG: Final = {
+        "threads": "1",
+        "preserve_insertion_order": "false",
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+    }
+    _SETTABLE: Final = ("memory_limit", "temp_directory")
+
+    def __init__(self) -> None:
+        self._connect = duckdb.connect
+        self._open: list[Any] = []
+        self._kept: list[Any] = []
+        self.used = 0
+
+    def fill(self) -> None:
+        """Open as many databases as a run has used."""
+        while len(self._open) < min(self.used, 24):
+            self._open.append(self._connect(":memory:", config={**self._CONFIG, "async_threads": "0"}))
+
+    def install(self) -> None:
+        """Use the open databases for all calls of ``duckdb.connect`` with the same options."""
+        duckdb.connect = self._next  # type: ignore[assignment]
+
+    def _next(self, database: str = ":memory:", **options: Any) -> Any:
+        config = options.get("config", {})
+        fixed = {name: value for name, value in config.items() if name not in self._SETTABLE}
+        if database != ":memory:" or options.keys() != {"config"} or fixed != self._CONFIG:
+            return self._connect(database, **options)
+        self.used += 1
+        if not self._open:
+            return self._connect(database, config={**config, "async_threads": "1"})
+        connection = self._open.pop()
+        self._kept.append(connection.cursor())  # the process ends sooner than the database could be freed
+        connection.execute("SET async_threads = 1")
+        for name in config.keys() & self._SETTABLE:
+            text = config[name].replace("'", "''")
+            connection.execute(f"SET {name} = '{text}'")
+        return connection
+
+
+_SESSIONS: Final = _Sessions()
+
+
+class _Joined(BaseException):
+    """Raised at a point of a run where the files are those of the undisturbed run."""
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What a run in a child process does besides its action.
+
+    Attributes:
+        log: file for the record of its operations; None for none.
+        marks: digests of the files of the undisturbed run at its points. Once a fault was
+            returned, or if none is planned, a run with the same files ends there.
+        server: stage at whose beginning the process becomes a server of forks; None for none.
+        shared: file for the state of the shim; None if it is not shared with worker processes.
+    """
+
+    log: Path | None = None
+    marks: dict[str, str] = field(default_factory=dict)
+    server: str | None = None
+    shared: Path | None = None
+
+
+def _run_here(folder: Path, action: Callable[[], Any], plan: _Plan, requests: int, answers: int) -> None:
+    """Run an action, and write the outcome to ``answers``. A server forks for each line of ``requests``."""
+    _set_up(folder, again=plan.server is None and plan.log is None)
+    _SESSIONS.install()
+    shim = _Shim() if hasattr(ctypes.CDLL(None), "disk_start") else None
+    passed: list[tuple[str, int, str]] = []
+    faulty = plan.server is not None
+
+    def files() -> str:
+        if shim is not None:
+            shim.pause(True)
+        key = tree_key(read_tree(folder))
+        if shim is not None:
+            shim.pause(False)
+        return key
+
+    def at_point(point: str) -> None:
+        counted, faults, _ = (0, 0, 0) if shim is None else shim.counts()
+        if point == plan.server and shim is not None:
+            _serve(shim, requests, answers)
+        elif plan.log is not None:
+            passed.append((point, counted, files()))
+        elif point in plan.marks and bool(faults) == faulty and plan.marks[point] == files():
+            passed.append((point, counted, ""))
+            raise _Joined
+
+    if shim is not None:
+        if plan.shared is not None:
+            shim.share(plan.shared)
+        shim.start(folder, plan.log)
+    ending, text = "done", ""
     try:
-        action()
-        ending, text = "done", ""
+        at_point("")
+        with points_announced(at_point):
+            action()
+    except _Joined:
+        pass
     except HexdataError as error:
         ending, text = "error", str(error)
         if error.path is None and "store/" not in text:
@@ -162,11 +323,105 @@ def _run_here(
             ending, text = "bare", f"names no remedy: {text}"
     except BaseException:  # noqa: BLE001 - the caller reports it
         ending, text = "bare", traceback.format_exc()
-    faults = 0
-    if hasattr(shim, "disk_stop"):
-        shim.disk_stop()
-        faults = shim.disk_injected()
-    return Outcome(ending, text[-6000:], faults)
+    operations, faults, hits = (0, 0, 0) if shim is None else shim.counts()
+    if shim is not None:
+        shim.pause(True)
+    _send(answers, Outcome(ending, text[-6000:], faults, operations, hits, passed))
+
+
+def _set_up(folder: Path, again: bool = False) -> None:
+    """Prepare this process for a run. All first runs use the same random names, a repeated run other ones."""
+    os.chdir(folder)
+    os.environ["TMPDIR"] = str(folder / "tmp")
+    tempfile.tempdir = None
+    tempfile._name_sequence = map("t{:07d}".format, itertools.count())  # type: ignore[attr-defined]
+    numbers = itertools.count(1 << 40 if again else 1)
+    os.urandom = lambda size: digest(b"%d" % next(numbers)).encode()[:size].ljust(size, b"0")
+    silence = os.open(os.devnull, os.O_RDWR)
+    for stream in (1, 2):
+        os.dup2(silence, stream)
+    warnings.simplefilter("ignore")
+
+
+def _serve(shim: _Shim, requests: int, answers: int) -> None:
+    """Fork for each request. Return in the fork, with the fault of the request; never in the server."""
+    _send(answers, Outcome("ready", operations=shim.counts()[0]))
+    with os.fdopen(requests) as lines:
+        for line in lines:
+            child = os.fork()
+            if not child:
+                signal.alarm(_SECONDS)
+                request = json.loads(line)
+                if "keys" in request:
+                    shim.arm_group(request["keys"], request["fault"])
+                else:
+                    shim.arm(request["at"], request["fault"])
+                return
+            _, status = os.waitpid(child, 0)
+            if status:
+                _send(answers, Outcome("died", f"status {status}"))
+    os._exit(0)
+
+
+def _send(answers: int, outcome: Outcome) -> None:
+    line = json.dumps(asdict(outcome)).encode() + b"\n"
+    while line:
+        line = line[os.write(answers, line) :]
+
+
+class _Child:
+    """A forked run. See :func:`_run_here`."""
+
+    def __init__(self, folder: Path, action: Callable[[], Any], plan: _Plan) -> None:
+        to_read, requests = os.pipe()
+        reading, answers = os.pipe()
+        sys.stdout.flush()
+        self._process = os.fork()
+        if not self._process:
+            os.close(requests)
+            os.close(reading)
+            try:
+                if plan.server is None:
+                    signal.alarm(_SECONDS)
+                _run_here(folder, action, plan, to_read, answers)
+            finally:
+                os._exit(0)
+        os.close(to_read)
+        os.close(answers)
+        self._requests = requests
+        self._answers = os.fdopen(reading)
+
+    def outcome(self) -> Outcome | None:
+        """Return the next outcome, or None if the process has ended without one."""
+        line = self._answers.readline()
+        return Outcome(**json.loads(line)) if line.endswith("\n") else None
+
+    def ask(self, **request: Any) -> Outcome:
+        """Ask a server for a run with a fault."""
+        line = (json.dumps(request) + "\n").encode()
+        while line:
+            line = line[os.write(self._requests, line) :]
+        outcome = self.outcome()
+        assert outcome is not None, "the server has ended"
+        return outcome
+
+    def end(self) -> int:
+        """Wait for the end of the process, and return its status."""
+        os.close(self._requests)
+        self._answers.close()
+        return os.waitpid(self._process, 0)[1]
+
+
+_SECONDS: Final = 300
+"""Seconds after which a run is ended as one that hangs."""
+
+
+def run_in(folder: Path, action: Callable[[], Any], plan: _Plan | None = None) -> Outcome:
+    """Run an action in a child process whose working directory is ``folder``, and return its outcome."""
+    child = _Child(folder, action, plan or _Plan())
+    outcome = child.outcome()
+    status = child.end()
+    return outcome or Outcome("died", f"status {status}")
 
 
 # --- what must be true ---------------------------------------------------------------------------------
@@ -187,6 +442,22 @@ def published(tree: Tree) -> dict[str, str]:
         for path, content in tree.items()
         if content is not None and _is_published(path)
     }
+
+
+def tree_key(tree: Tree) -> str:
+    """Return a digest of all that can influence a command: not of temporary files, and not of times."""
+    facts = []
+    for path, content in tree.items():
+        if path.startswith("tmp/"):
+            continue
+        if content is not None and path.endswith(".html"):
+            content = content[-8:]
+        elif path.endswith(".lock"):  # its content is random
+            content = b""
+        elif content is not None and "/logs/" in path:
+            content = re.sub(rb"[0-9][-+.0-9e]*", b"0", content)
+        facts.append(f"{path} {'-' if content is None else digest(content)}")
+    return digest("\n".join(sorted(facts)).encode())
 
 
 def half_published(tree: Tree, versions: dict[str, set[str]] | None = None) -> str:
@@ -213,7 +484,18 @@ def half_published(tree: Tree, versions: dict[str, set[str]] | None = None) -> s
 
 def leftovers(tree: Tree) -> list[str]:
     """Return temporary files that a finished command must not leave."""
-    return [path for path in tree if path.endswith(".tmp") or path.startswith("tmp/")]
+    return [path for path in tree if path.endswith(".tmp") and not path.startswith("tmp/")]
+
+
+OPTIONAL: Final = (DATABASE_NAME, *CARDS)
+"""Files that a run without an error may not have written, which a note then says."""
+
+
+def _difference(tree: Tree, end: Tree, optional: tuple[str, ...] = ()) -> str:
+    found, expected = published(tree), published(end)
+    names = [n for n in sorted(found.keys() | expected.keys()) if found.get(n) != expected.get(n)]
+    names = [name for name in names if name.partition("store/")[2] not in optional]
+    return f"other files than after an undisturbed run: {', '.join(names[:5])}" if names else ""
 
 
 # --- one command ---------------------------------------------------------------------------------------
@@ -230,190 +512,338 @@ class Simulation:
 
     def __init__(self, command: str, size: str, folder: Path) -> None:
         self.command, self.size, self.folder = command, size, folder
-        folder.mkdir(parents=True, exist_ok=True)
+        self.exact = size == "small"
+        """Whether every run has the same operations in the same order: it has one process and one thread."""
         begin = folder / "begin"
-        prepared = run_in(folder, lambda: prepare(command, size, begin))
-        assert prepared.ending == "done", prepared.text
+        begin.mkdir(parents=True)
+        made = run_in(begin, lambda: prepare(command, size))
+        assert made.ending == "done", made.text
         self.start = read_tree(begin)
         log = folder / "log"
-        outcome = run_in(begin, self.action, log=log)
+        outcome = run_in(begin, self.action, self.plan(log=log))
         assert outcome.ending == "done", outcome.text
         self.end = read_tree(begin)
         self.operations = read_log(log)
         log.unlink()
         shutil.rmtree(begin)
+        self.keys = keys_of(self.operations)
+        self.points = {point: at for point, at, _ in outcome.passed}
+        """Number of the first operation after each point of the run."""
+        self.stages = [(point, at) for point, at in self.points.items() if not point.startswith("end of ")]
+        """Points at which a run can be forked, as it has neither open files nor threads."""
+        self.marks = {point: key for point, _, key in outcome.passed[1:]} if self.exact else {}
         disk = Disk(self.start)
         for operation in self.operations:
             disk.apply(operation)
         replayed = disk.after_crash("killed", "")
         assert replayed == self.end, "the record does not give the files of the run"
         self.versions = disk.versions
-        self.counts: Counter[str] = Counter()
-        self._seen: dict[str, str] = {}
 
     def action(self) -> None:
         """Run the command in the working directory."""
         COMMANDS[self.command].run(self.size)
 
-    # --- cases ------------------------------------------------------------------------------------------
+    def plan(self, **plan: Any) -> _Plan:
+        """Return a plan. Worker processes share the state of the shim."""
+        if self.exact:
+            return _Plan(**plan)
+        shared = self.folder / f"state-{os.getpid()}"
+        shared.unlink(missing_ok=True)
+        return _Plan(**plan, shared=shared)
 
-    def cases(self, faults: tuple[str, ...], seeds: int) -> Iterator[Case]:
-        """Yield all cases of the given faults."""
-        for operation in self.operations:
-            at, kind = operation.number, operation.kind
-            for fault in faults:
-                if fault in CRASHES:
-                    if kind in CHANGES:
-                        for seed in range(seeds if fault in SEEDED else 1):
-                            yield Case(self.command, self.size, at, fault, seed)
-                elif kind in _REACHED.get(fault.removesuffix("-lasting"), (kind,)):
-                    yield Case(self.command, self.size, at, fault)
-        if set(faults) & set(CRASHES):  # after the last operation
-            for fault in CRASHES:
-                yield Case(self.command, self.size, len(self.operations), fault)
+    def stage_of(self, at: int) -> str:
+        """Return the last stage that begins before an operation."""
+        return next((stage for stage, first in reversed(self.stages) if first <= at), "")
 
-    def disk_at(self, at: int) -> tuple[Disk, Operation | None]:
-        """Return the disk before operation ``at``, and that operation."""
-        disk = Disk(self.start)
-        for operation in self.operations[:at]:
-            disk.apply(operation)
-        return disk, self.operations[at] if at < len(self.operations) else None
+    def cases(self, faults: tuple[str, ...] = FAULTS, seeds: Iterable[int] = range(SEEDS)) -> Iterator[Case]:
+        """Yield all cases of the given faults: first the errors, then the crashes."""
+        for crashes in (False, True):
+            chosen = [fault for fault in faults if (fault in CRASHES) == crashes]
+            paths = set()
+            for operation in self.operations:
+                is_first = operation.path not in paths
+                paths.add(operation.path)
+                for fault in chosen:
+                    if crashes:
+                        reached: Iterable[str] = CHANGES
+                    elif fault in LASTING:
+                        reached = _LASTING_REACHED[fault.removesuffix("-lasting")]
+                    else:
+                        reached = _REACHED.get(fault, KINDS)
+                    if operation.kind in reached or (is_first and fault == "eio-lasting"):
+                        for seed in seeds if fault in SEEDED else [0]:
+                            yield Case(self.command, self.size, operation.number, fault, seed)
+            if crashes:  # after the last operation
+                for fault in chosen:
+                    yield Case(self.command, self.size, len(self.operations), fault)
 
-    def check(self, case: Case, place: Path) -> str:
-        """Run one case in a folder that does not exist, and return what is wrong, or an empty text."""
-        try:
-            if case.fault in CRASHES:
-                return self._check_crash(case, *self.disk_at(case.at), place)
-            return self._check_error(case, place)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+    def chunks(self, cases: Iterable[Case]) -> list[list[Case]]:
+        """Divide cases into lists that each have only errors of one stage, or only crashes."""
+        chunks: list[list[Case]] = []
+        for _, found in itertools.groupby(
+            cases,
+            lambda case: (case.fault in CRASHES, "" if case.fault in CRASHES else self.stage_of(case.at)),
+        ):
+            whole = list(found)
+            number = -(-len(whole) // _CHUNK)
+            chunks += [
+                whole[len(whole) * k // number : len(whole) * (k + 1) // number] for k in range(number)
+            ]
+        return chunks
 
-    def check_crashes(self, cases: list[Case], place: Path) -> Iterator[tuple[Case, str]]:
-        """Check crashes in ascending order of their operations, building each disk from the one before."""
-        disk, at = Disk(self.start), 0
-        for case in cases:
-            while at < case.at:
-                disk.apply(self.operations[at])
-                at += 1
-            running = self.operations[at] if at < len(self.operations) else None
-            yield case, self._check_crash(case, disk, running, place)
-            shutil.rmtree(place, ignore_errors=True)
 
-    def _check_crash(self, case: Case, disk: Disk, running: Operation | None, place: Path) -> str:
-        tree = disk.after_crash(case.fault, f"{case.seed} {case.at}", running)
-        self.counts["crashes"] += 1
-        name = tree_digest(tree)
-        if name in self._seen:
-            return self._seen[name]
-        self.counts["disks"] += 1
-        wrong = half_published(tree, self.versions)
-        if not wrong:
-            write_tree(tree, place)
-            wrong = self._run_again(place)
-        self._seen[name] = wrong
-        return wrong
+class _Seen:
+    """Keys of disks on which the command was run again with success, in a file of all workers."""
 
-    def _check_error(self, case: Case, place: Path) -> str:
-        write_tree(self.start, place)
-        outcome = run_in(place, self.action, case.at, case.fault)
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._keys: set[bytes] = set()
+        self._at = 0
+
+    def __contains__(self, key: str) -> bool:
+        new = os.pread(self._file, 1 << 24, self._at)
+        self._at += len(new)
+        self._keys.update(new.split())
+        return key.encode() in self._keys
+
+    def add(self, key: str) -> None:
+        os.write(self._file, key.encode() + b"\n")
+
+
+class _Worker:
+    """Checks chunks of cases, in a folder of its own."""
+
+    def __init__(self, simulation: Simulation, job: int) -> None:
+        self.simulation = simulation
+        self.folder = simulation.folder / f"job-{job}"
+        self.seen = _Seen(simulation.folder / "seen")
+        self.counts: Counter[str] = Counter()
+        self._disk, self._at = Disk(simulation.start), 0
+        if simulation.exact:
+            self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Run the command in this process, so that its forks find caches filled and databases open."""
+        write_tree(self.simulation.start, self.folder)
+        _SESSIONS.install()
+        child = os.dup(1), os.dup(2), Path.cwd()
+        _set_up(self.folder)
+        self.simulation.action()
+        for stream in (1, 2):
+            os.dup2(child[stream - 1], stream)
+            os.close(child[stream - 1])
+        os.chdir(child[2])
+        _SESSIONS.fill()
+        gc.collect()
+        gc.freeze()
+
+    def check(self, cases: list[Case]) -> Iterator[tuple[Case, str]]:
+        """Check a chunk; yield each case that fails with what is wrong."""
+        if cases[0].fault in CRASHES:
+            found = ((case, self._check_crash(case)) for case in cases)
+        else:
+            found = self._check_errors(cases)
+        yield from ((case, wrong) for case, wrong in found if wrong)
+        self.counts["cases"] += len(cases)
+        self.counts.update(f"{case.fault} cases" for case in cases)
+
+    def _check_crash(self, case: Case) -> str:
+        simulation = self.simulation
+        if case.at < self._at:
+            self._disk, self._at = Disk(simulation.start), 0
+        for operation in simulation.operations[self._at : case.at]:
+            self._disk.apply(operation)
+        self._at = case.at
+        running = simulation.operations[case.at] if case.at < len(simulation.operations) else None
+        tree = self._disk.after_crash(case.fault, f"{case.seed} {case.at}", running)
+        if wrong := half_published(tree, simulation.versions):
+            return wrong
+        key = tree_key(tree)
+        if key in self.seen:
+            return ""
+        self.counts["disks after crashes"] += 1
+        write_tree(tree, self.folder)
+        return self._run_again(key)
+
+    def _check_errors(self, cases: list[Case]) -> Iterator[tuple[Case, str]]:
+        simulation = self.simulation
+        stage = simulation.stage_of(cases[0].at) if simulation.exact else ""
+        write_tree(simulation.start, self.folder)
+        server = _Child(self.folder, simulation.action, simulation.plan(marks=simulation.marks, server=stage))
+        ready = server.outcome()
+        assert ready is not None, "the run has ended"
+        assert ready.ending == "ready", ready.text
+        assert not simulation.exact or (stage, ready.operations) in simulation.stages, ready
+        begin = read_tree(self.folder)
+
+        def run(**request: Any) -> Outcome:
+            write_tree(begin, self.folder)
+            self.counts["runs with errors"] += 1
+            return server.ask(**request)
+
+        single = []
+        for fault in ERRORS | dict.fromkeys(LASTING):
+            chosen = [case for case in cases if case.fault == fault]
+            if fault in UNNOTICED and simulation.exact:
+                chosen = self._noticed([case for case in chosen if not self._is_noticed(case)], run)
+                single += [case for case in cases if case.fault == fault and self._is_noticed(case)]
+            single += chosen
+        for case in single:
+            yield case, self._judge(run(at=case.at, fault=case.fault))
+        server.end()
+
+    def _is_noticed(self, case: Case) -> bool:
+        """Return whether a run will notice a fault: Python repeats all interrupted calls but truncate."""
+        operation = self.simulation.operations[case.at]
+        in_database = operation.path.startswith("tmp/") and DATABASE_NAME in operation.path
+        return case.fault == "eintr" and (operation.kind == "truncate" or in_database)
+
+    def _noticed(self, cases: list[Case], run: Callable[..., Outcome]) -> list[Case]:
+        """Return the cases whose fault a run may notice: those of groups that do not end as usual."""
+        if len(cases) < 2:
+            return cases
+        simulation = self.simulation
+        cases = sorted(
+            cases, key=lambda case: simulation.operations[case.at].path
+        )  # one reader, one behaviour
+        keys = [simulation.keys[case.at] for case in cases]
+        outcome = run(keys=keys, fault=cases[0].fault)
+        if outcome.ending == "done" and outcome.hits == len(keys):
+            end = simulation.points[outcome.passed[0][0]] if outcome.passed else len(simulation.operations)
+            if outcome.operations == end and (
+                outcome.passed or tree_key(read_tree(self.folder)) == tree_key(simulation.end)
+            ):
+                self.counts["cases in groups"] += len(cases)
+                return []
+        middle = len(cases) // 2
+        return self._noticed(cases[:middle], run) + self._noticed(cases[middle:], run)
+
+    def _judge(self, outcome: Outcome) -> str:
+        """Return what is wrong after a run with one error, or with one that lasts."""
         self.counts["errors returned"] += bool(outcome.faults)
         self.counts[f"then {outcome.ending}"] += 1
-        tree = read_tree(place)
         if outcome.ending in ("bare", "died"):
             return f"{outcome.ending}: {outcome.text}"
+        if outcome.passed:
+            return ""
+        tree = read_tree(self.folder)
         if wrong := half_published(tree):
-            return f"after {outcome}: {wrong}"
-        if outcome.ending == "done" and (difference := _difference(tree, self.end, OPTIONAL)):
+            return f"after {outcome.text}: {wrong}"
+        if outcome.ending == "done" and (difference := _difference(tree, self.simulation.end, OPTIONAL)):
             return f"ends without an error, but there are {difference}"
-        if wrong := self._run_again(place):
-            return f"after {outcome}: {wrong}"
+        key = tree_key(tree)
+        if key in self.seen:
+            return ""
+        self.counts["disks after errors"] += 1
+        if wrong := self._run_again(key):
+            return f"after {outcome.text}: {wrong}"
         return ""
 
-    def _run_again(self, place: Path) -> str:
-        outcome = run_in(place, self.action)
+    def _run_again(self, key: str) -> str:
+        simulation = self.simulation
+        outcome = run_in(self.folder, simulation.action, simulation.plan(marks=simulation.marks))
         if outcome.ending != "done":
             return f"the command again: {outcome.ending}: {outcome.text}"
-        tree = read_tree(place)
-        if difference := _difference(tree, self.end):
-            return f"the command again: {difference}"
-        if left := [path for path in leftovers(tree) if not path.startswith("tmp/")]:
-            return f"the command again leaves {left}"
+        if not outcome.passed:
+            tree = read_tree(self.folder)
+            if difference := _difference(tree, simulation.end):
+                return f"the command again: {difference}"
+            if left := leftovers(tree):
+                return f"the command again leaves {left}"
+        self.seen.add(key)
         return ""
-
-
-OPTIONAL: Final = (DATABASE_NAME, *CARDS)
-"""Files that a run without an error may not have written, which a note then says."""
-
-
-def _difference(tree: Tree, end: Tree, optional: tuple[str, ...] = ()) -> str:
-    found, expected = published(tree), published(end)
-    names = [n for n in sorted(found.keys() | expected.keys()) if found.get(n) != expected.get(n)]
-    names = [name for name in names if name.partition("store/")[2] not in optional]
-    return f"other files than after an undisturbed run: {', '.join(names[:5])}" if names else ""
 
 
 # --- many cases ----------------------------------------------------------------------------------------
 
+Report = Callable[[int, dict[str, Any]], None]
+
 
 def check_all(
-    simulation: Simulation, cases: list[Case], jobs: int, report: Callable[[Case, str], None]
-) -> Counter[str]:
-    """Check cases in several processes, report each failure, and return counts."""
+    simulation: Simulation, chunks: dict[int, list[Case]], jobs: int, deadline: float, report: Report
+) -> int:
+    """Check numbered chunks in several processes, and report each: its counts and its failures.
+
+    Returns:
+        The number of processes that failed themselves.
+    """
+    numbers, feed = os.pipe()
     reading, writing = os.pipe()
     children = []
+    sys.stdout.flush()
     for job in range(jobs):
         child = os.fork()
         if not child:
+            os.close(feed)
             os.close(reading)
-            _check_share(simulation, cases, job, jobs, writing)
-            os._exit(0)
+            status = 1
+            try:
+                _work(simulation, chunks, job, numbers, writing, deadline)
+                status = 0
+            except BaseException:  # noqa: BLE001 - the parent reports it
+                traceback.print_exc()
+            finally:
+                os._exit(status)
         children.append(child)
     os.close(writing)
-    counts: Counter[str] = Counter()
+    os.close(numbers)
+    with suppress(BrokenPipeError):
+        for number in chunks:
+            os.write(feed, b"%07d\n" % number)
+    os.close(feed)
     with os.fdopen(reading) as pipe:
         for line in pipe:
             answer = json.loads(line)
-            if "counts" in answer:
-                counts.update(answer["counts"])
-            else:
-                report(Case(**answer["case"]), answer["wrong"])
-    for child in children:
-        _, status = os.waitpid(child, 0)
-        counts["failed workers"] += status != 0
-    return counts
+            report(answer.pop("chunk"), answer)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
 
 
-def _check_share(simulation: Simulation, cases: list[Case], job: int, jobs: int, writing: int) -> None:
-    def answer(value: dict[str, Any]) -> None:
-        os.write(writing, (json.dumps(value) + "\n").encode())  # the others write to this pipe too
+def _work(
+    simulation: Simulation,
+    chunks: dict[int, list[Case]],
+    job: int,
+    numbers: int,
+    writing: int,
+    deadline: float,
+) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[job % len(cores)]})
+    worker = _Worker(simulation, job)
+    lock = os.open(simulation.folder / "lock", os.O_RDWR | os.O_CREAT)
+    while time.time() < deadline and (line := os.read(numbers, 8)):
+        worker.counts.clear()
+        begin = time.perf_counter()
+        before = _cpu_seconds()
+        failures = [
+            {"case": asdict(case), "wrong": wrong[-3000:]} for case, wrong in worker.check(chunks[int(line)])
+        ]
+        answer = {
+            "chunk": int(line),
+            "counts": worker.counts,
+            "failures": failures,
+            "seconds": round(time.perf_counter() - begin, 3),
+            "cpu": round(_cpu_seconds() - before, 3),
+        }
+        data = (json.dumps(answer) + "\n").encode()
+        lock_file(lock, wait=True)  # a long line is written in parts
+        while data:
+            data = data[os.write(writing, data) :]
+        unlock_file(lock)
 
-    place = simulation.folder / f"job-{job}"
-    simulation.counts.clear()
-    try:
-        # Neighbouring operations leave equal disks, so each process takes a range of the crashes.
-        crashes = [case for case in cases if case.fault in CRASHES]
-        mine = crashes[len(crashes) * job // jobs : len(crashes) * (job + 1) // jobs]
-        for case, wrong in simulation.check_crashes(mine, place):
-            if wrong:
-                answer({"case": asdict(case), "wrong": wrong[-3000:]})
-        for case in [case for case in cases if case.fault not in CRASHES][job::jobs]:
-            if wrong := simulation.check(case, place):
-                answer({"case": asdict(case), "wrong": wrong[-3000:]})
-    except BaseException:  # noqa: BLE001 - the parent reports it
-        traceback.print_exc()
-        os._exit(1)
-    answer({"counts": simulation.counts})
+
+def _cpu_seconds() -> float:
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def load_libraries() -> None:
     """Import what the children need, and so would import each."""
-    import duckdb  # noqa: F401
     import pandas  # noqa: F401
     import pyarrow.compute
     import pyarrow.dataset
     import pyarrow.parquet  # noqa: F401
 
     import hexdata.formats.legacy
+    import hexdata.loader
     import hexdata.quality
     import hexdata.sql
     import hexdata.verify  # noqa: F401
@@ -436,6 +866,12 @@ def environment(shim: Path) -> dict[str, str]:
     return os.environ | changed
 
 
+def default_folder() -> Path:
+    """Return a folder in memory, if there is one: a run syncs nothing, but makes and removes many files."""
+    memory = Path("/dev/shm")
+    return (memory if memory.is_dir() else Path(tempfile.gettempdir())) / f"hexdata-disk-{os.getuid()}"
+
+
 def main() -> None:
     """Run the cases that the command line selects; exit with status 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -448,9 +884,7 @@ def main() -> None:
     )
     parser.add_argument("--every", type=int, default=1, help="check every k-th case only")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument(
-        "--folder", type=Path, default=Path(tempfile.gettempdir()) / f"hexdata-disk-{os.getuid()}"
-    )
+    parser.add_argument("--folder", type=Path, default=default_folder())
     parser.add_argument("--list", action="store_true", help="print the operations and end")
     options = parser.parse_args()
     preload(options.folder)
@@ -464,11 +898,17 @@ def main() -> None:
 def _check_command(name: str, options: argparse.Namespace) -> int:
     begin = time.perf_counter()
     folder = options.folder / f"{name}-{options.size}-{os.getpid()}"
-    failures: list[Case] = []
+    counts: Counter[str] = Counter()
+    failures = []
 
-    def report(case: Case, wrong: str) -> None:
-        failures.append(case)
-        print(f"FAILED {case}\n    " + wrong.replace("\n", "\n    "), flush=True)
+    def report(_: int, answer: dict[str, Any]) -> None:
+        counts.update(answer["counts"])
+        for failure in answer["failures"]:
+            failures.append(failure)
+            print(
+                f"FAILED {Case(**failure['case'])}\n    " + failure["wrong"].replace("\n", "\n    "),
+                flush=True,
+            )
 
     try:
         simulation = Simulation(name, options.size, folder)
@@ -476,22 +916,22 @@ def _check_command(name: str, options: argparse.Namespace) -> int:
             for operation in simulation.operations:
                 print(operation.number, operation.kind, operation.path, operation.other, len(operation.data))
             return 0
-        cases = list(simulation.cases(tuple(options.fault or FAULTS), 2))
-        if options.seed is not None:
-            kept = [case for case in cases if case.seed == 0]
-            cases = [replace(case, seed=options.seed) if case.fault in SEEDED else case for case in kept]
+        seeds = range(SEEDS) if options.seed is None else [options.seed]
+        cases = list(simulation.cases(tuple(options.fault or FAULTS), seeds))
         if options.at is not None:
             cases = [case for case in cases if case.at == options.at]
         if options.every > 1:
-            cases = random.Random(0).sample(cases, -(-len(cases) // options.every))
-            cases.sort(key=lambda case: case.at)
-        counts = check_all(simulation, cases, min(options.jobs, len(cases)) or 1, report)
+            kept = random.Random(0).sample(range(len(cases)), -(-len(cases) // options.every))
+            cases = [cases[index] for index in sorted(kept)]
+        chunks = dict(enumerate(simulation.chunks(cases)))
+        broken = check_all(simulation, chunks, min(options.jobs, len(chunks)), float("inf"), report)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    figures = {"operations": len(simulation.operations), "cases": len(cases), **dict(sorted(counts.items()))}
+    shown = {name: number for name, number in sorted(counts.items()) if not name.endswith("cases")}
+    figures = {"operations": len(simulation.operations), "cases": counts["cases"], **shown}
     seconds = time.perf_counter() - begin
     print(f"{name} {options.size}: {len(failures)} failed; {figures}; {seconds:.0f} s", flush=True)
-    return len(failures) + counts["failed workers"]
+    return len(failures) + broken
 
 
 if __name__ == "__main__":

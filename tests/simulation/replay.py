@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import os
 import random
+import shutil
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -290,23 +291,33 @@ def digest(data: bytes) -> str:
 
 def read_tree(folder: Path) -> Tree:
     """Return the files and folders below a folder."""
-    return {
-        path.relative_to(folder).as_posix(): None if path.is_dir() else path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-    }
+    return dict(sorted(_read_below(str(folder), "")))
+
+
+def _read_below(folder: str, prefix: str) -> Iterator[tuple[str, bytes | None]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = prefix + entry.name
+            if entry.is_dir():
+                yield path, None
+                yield from _read_below(entry.path, f"{path}/")
+            else:
+                with open(entry.path, "rb", buffering=0) as file:  # noqa: PTH123 - faster
+                    yield path, file.readall()
 
 
 def write_tree(tree: Tree, folder: Path) -> None:
-    """Write the files and folders below a new folder."""
-    folder.mkdir(parents=True)
+    """Write the files and folders below a folder, and remove all others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)  # noqa: PTH108
     for path, content in tree.items():
         if content is None:
-            (folder / path).mkdir(exist_ok=True)
+            os.mkdir(folder / path)  # noqa: PTH102
         else:
-            (folder / path).write_bytes(content)
-
-
-def tree_digest(tree: Tree) -> str:
-    """Return a digest of a tree. Temporary names, which are random, count by their content."""
-    facts = sorted(f"{path} {'-' if content is None else digest(content)}" for path, content in tree.items())
-    return digest("\n".join(facts).encode())
+            with open(folder / path, "wb", buffering=0) as file:  # noqa: PTH123
+                file.write(content)
