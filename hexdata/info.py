@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from hexdata.schema import SCHEMA_VERSION, SPLITS
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store, store_argument
+from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.integrity import rebuild_commands, stage_command
 from hexdata.store.journal import read_journal
 from hexdata.store.parquet import read_parquet
@@ -98,9 +99,14 @@ def store_info(store: str | AnyPath) -> StoreInfo:
 
     Raises:
         ConfigError: ``store`` is not a path or a valid address.
-        StoreError: there is no store, or its manifest cannot be read.
+        StoreError: there is no store, its manifest cannot be read, or the disk fails.
     """
     opened = Store.open(store)
+    with translate_disk_full(opened.path):
+        return _describe(opened)
+
+
+def _describe(opened: Store) -> StoreInfo:
     manifest = opened.manifest
     missing = {stage: _missing(opened, folders) for stage, folders in _FOLDERS.items()}
     finished = {entry.stage: entry.finished for entry in read_journal(opened.path)}

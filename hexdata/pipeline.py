@@ -27,6 +27,7 @@ from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
 from hexdata.sql import SqlLimits
 from hexdata.storage import as_path, local_path, storage_of, translate_errors
 from hexdata.store import Store, store_argument
+from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.strict_json import shortened
 from hexdata.text import did_you_mean
@@ -310,6 +311,7 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
     engine_options = config.engine or EngineOptions()
     with (
         translate_errors(*config.locations),
+        translate_disk_full(as_path(config.store)),
         open_engine(engine_options.name, engine_options.address, progress.note) as engine,
     ):
         context = _StageContext(config, progress, engine)

@@ -15,6 +15,7 @@ from hexdata.quality.measure import SPLIT, measure_split
 from hexdata.quality.theory import DEVIATIONS
 from hexdata.storage import AnyPath
 from hexdata.store import Store
+from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
 from hexdata.store.integrity import require_buckets
 from hexdata.store.session import duckdb_session
 
@@ -42,7 +43,8 @@ def measure_quality(
         The figures, or None if the store has no training split.
 
     Raises:
-        StoreError: the store does not exist or is not shuffled, or its buckets were removed.
+        StoreError: the store does not exist or is not shuffled, its buckets were removed, or the disk
+            fails.
         BudgetError: the memory is too small.
     """
     target = Store.open(store)
@@ -53,6 +55,10 @@ def measure_quality(
         return None
     choices: dict[str, Any] = lineage["choices"]
     by_bucket = choices.get("assign") == "game" or "stratify_by" in choices
-    with duckdb_session(memory=memory, threads=threads or default_workers(), store=target.path) as con:
+    with (
+        translate_disk_full(target.path),
+        translate_temporary_disk_full(),
+        duckdb_session(memory=memory, threads=threads or default_workers(), store=target.path) as con,
+    ):
         measured = measure_split(target, con, by_bucket=by_bucket)
     return assess_split(measured, choices)

@@ -34,7 +34,13 @@ from hexdata.shards.member_check import (
     manifest_mismatch_error,
 )
 from hexdata.shards.options import Check, OnError
-from hexdata.shards.sources import FolderSource, ShardFile, altered_shard_error, missing_file_error
+from hexdata.shards.sources import (
+    FolderSource,
+    ShardFile,
+    altered_shard_error,
+    missing_file_error,
+    unreadable_file_error,
+)
 from hexdata.shards.tar_members import (
     HEADER_BYTES,
     MAX_END_BYTES,
@@ -114,9 +120,7 @@ class LocalShard:
                 raise missing_file_error(self.entry.name, self.address) from None
             except OSError as error:
                 if error.errno not in _TOO_MANY_FILES:
-                    raise StoreError(
-                        "a shard cannot be read", path=self.address, found=error.strerror
-                    ) from error
+                    raise unreadable_file_error(self.address, error) from error
                 raise BudgetError(
                     "too many shards to map at once",
                     path=self.address,

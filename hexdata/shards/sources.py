@@ -14,8 +14,9 @@ from typing import IO, Final, NamedTuple, Protocol, TypeAlias
 
 from hexdata.errors import StoreError
 from hexdata.retry import with_attempts
-from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry, missing_manifest_error
-from hexdata.storage import open_file
+from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry
+from hexdata.storage import is_address, open_file
+from hexdata.store.disk_space import disk_error_hint, system_message
 
 __all__ = [
     "WHOLE_FILE",
@@ -205,5 +206,11 @@ def missing_file_error(name: str, address: str) -> StoreError:
 
 def unreadable_file_error(address: str, error: Exception) -> StoreError:
     """Return the error for a file that cannot be read."""
-    found = with_attempts(str(error) or type(error).__name__, error)
-    return StoreError("a file cannot be read", path=address, found=found)
+    hint = disk_error_hint(error) if isinstance(error, OSError) and not is_address(address) else None
+    text = system_message(error) if hint is not None and isinstance(error, OSError) else str(error)
+    return StoreError(
+        "a file cannot be read",
+        path=address,
+        found=with_attempts(text or type(error).__name__, error),
+        hint=hint or "Check the address and whether the file can be read, and run the command again.",
+    )

@@ -81,16 +81,19 @@ class Store:
             shares_work: Whether other machines need to see its unfinished work (default: False).
 
         Raises:
-            StoreError: The folder contains something other than a store.
+            StoreError: The folder contains something other than a store, or the disk fails.
             ConfigError: ``path`` is not a path or a valid address.
         """
         folder = _check_path(path)
         new = cls(folder, Manifest(), shares_work=shares_work)
-        if storage_of(folder / MANIFEST_NAME).exists():
-            return cls.open(folder, shares_work=shares_work)
-        if storage_of(folder).size() is not None:
+        with translate_disk_full(folder):
+            if storage_of(folder / MANIFEST_NAME).exists():
+                return cls.open(folder, shares_work=shares_work)
+            is_file = storage_of(folder).size() is not None
+            is_started = not is_file and _is_started(new)
+        if is_file:
             raise StoreError("a store must be a folder, but this is a file", path=folder)
-        if not _is_started(new):
+        if not is_started:
             raise StoreError(
                 "this folder contains files but is not a store",
                 path=folder,

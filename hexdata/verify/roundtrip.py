@@ -25,7 +25,7 @@ from hexdata.progress import SILENT, Progress
 from hexdata.schema import POLICY_TYPE
 from hexdata.storage import AnyPath, add_path_to_disk_full, as_path, prefix_of, storage_of
 from hexdata.store import Store
-from hexdata.store.disk_space import translate_temporary_disk_full
+from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
 from hexdata.store.files import digest_beginning, digest_file
 from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
 from hexdata.store.parquet import read_parquet, regroup
@@ -74,29 +74,30 @@ def check_round_trip(
         One result per source, in the order of their ids.
 
     Raises:
-        StoreError: there is no store, or an object store fails.
+        StoreError: there is no store, or the disk or an object store fails.
         InputError: an input is missing, or no source of the store is among the inputs.
         BudgetError: the disk of the temporary folder is full.
     """
     target = Store.open(store)
-    originals = list_originals(target)
-    several = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str) else [inputs]
-    locations = [as_path(path) for path in several]
-    paths = _find(originals, locations)
-    if originals and not paths:
-        raise InputError(
-            "none of the store's sources is among the inputs",
-            path=locations[0] if locations else None,
-            expected=", ".join(source.name for source in originals[:3]),
-            hint="Give the original files, or folders that contain them. They must be unchanged.",
-        )
-    found = [source for source in originals if source.sha256 in paths]
-    progress.begin("round trip", sum(source.positions for source in found), "positions")
-    exported = _exported(target, originals)
-    return [
-        _check(target, source, paths.get(source.sha256), exported.get(source.source_id), progress)
-        for source in originals
-    ]
+    with translate_disk_full(target.path), translate_temporary_disk_full():
+        originals = list_originals(target)
+        several = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str) else [inputs]
+        locations = [as_path(path) for path in several]
+        paths = _find(originals, locations)
+        if originals and not paths:
+            raise InputError(
+                "none of the store's sources is among the inputs",
+                path=locations[0] if locations else None,
+                expected=", ".join(source.name for source in originals[:3]),
+                hint="Give the original files, or folders that contain them. They must be unchanged.",
+            )
+        found = [source for source in originals if source.sha256 in paths]
+        progress.begin("round trip", sum(source.positions for source in found), "positions")
+        exported = _exported(target, originals)
+        return [
+            _check(target, source, paths.get(source.sha256), exported.get(source.source_id), progress)
+            for source in originals
+        ]
 
 
 def _exported(store: Store, originals: Sequence[Original]) -> dict[int, AnyPath]:

@@ -204,7 +204,7 @@ def test_an_unreadable_shard_raises_an_error(make_shards: MakeShards) -> None:
     path = folder.path / "train-000001.tar"
     path.unlink()
     path.symlink_to(path.name)  # even root cannot open a circle of links
-    with pytest.raises(StoreError, match=r"train-000001\.tar: a shard cannot be read; found Too many levels"):
+    with pytest.raises(StoreError, match=r"train-000001\.tar: a file cannot be read; found Too many levels"):
         mapped(folder)
     assert [entry.name for entry, _ in mapped(folder, on_error="skip").faults] == [path.name]
 

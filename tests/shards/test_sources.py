@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
+import os
 import pickle
 import re
 import threading
@@ -218,6 +220,17 @@ def test_a_folder_is_checked_without_reading(folder: Path) -> None:
     assert "missing" in str(source.find_fault("other.tar", 7))
     (folder / "loop.tar").symlink_to("loop.tar")
     assert "loop.tar: a file cannot be read" in str(source.find_fault("loop.tar", 7))
+
+
+def test_a_shard_on_a_failing_disk_has_a_hint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr("hexdata.shards.sources.open_file", fail)
+    with pytest.raises(StoreError, match="a file cannot be read; found Input/output error") as caught:
+        read(FolderSource(folder))
+    assert caught.value.hint is not None
+    assert "Check the disk" in caught.value.hint
 
 
 # --- a web server -------------------------------------------------------------------------------------

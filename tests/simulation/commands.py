@@ -20,12 +20,14 @@ from hexdata.demo import DemoOptions, make_legacy
 from hexdata.demo.games import make_games
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.formats.trmph import write_trmph
+from hexdata.info import store_info
 from hexdata.loader.trial import LoadOptions, run_loader_trial
 from hexdata.pipeline import Config, ConvertSection, VerifySection, run_config
+from hexdata.quality import measure_quality
 from hexdata.retry import RetryPolicy
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.sql.database import write_database
-from hexdata.verify import verify_store
+from hexdata.verify import check_round_trip, verify_store
 
 SIZES: Final = {"small": (6, 1), "medium": (60, 4)}
 """Number of games and of source files."""
@@ -132,6 +134,12 @@ def _load(_: str) -> None:
         run_loader_trial(STORE, LoadOptions(batch_size=16, mode=mode))
 
 
+def _info(_: str) -> None:
+    store_info(STORE)
+    measure_quality(STORE)
+    assert all(source.ok for source in check_round_trip(STORE, "games"))
+
+
 def _demo(size: str) -> None:
     make_legacy("demo", DemoOptions(games=LEGACY[size]))
 
@@ -201,6 +209,7 @@ COMMANDS: Final = {
     "sql": Command(_sql, ("convert",)),
     "show": Command(_show, ("convert",)),
     "load": Command(_load, ("convert", "shuffle", "export")),
+    "info": Command(_info, ("convert", "shuffle", "export")),
     "demo": Command(_demo, (), ()),
     "run": Command(_run),
 }
