@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -9,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pairs import FULL
-from tests.simulation.disk import build_shim, environment
+from tests.simulation.disk import build_shim, half_published
 from tests.simulation.replay import Disk, Operation, Tree, digest
 
 SCRIPT = Path(__file__).with_name("disk.py")
@@ -25,19 +25,59 @@ def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("command", "every"), [("convert", 60), ("shuffle", 60), ("run", 300)])
+def test_a_sample_of_all_cases(command: str, every: int, tmp_path: Path) -> None:
+    assert f"{command} small: 0 failed" in run_script(tmp_path, command, "--every", str(every))
+
+
 @pytest.mark.parametrize(
-    ("command", "every"), [("convert", 400), ("shuffle", 200), ("export", 100), ("verify", 200)]
+    ("fault", "expected"),
+    [
+        ("eio", {"errors returned": 1, "then error": 1}),
+        ("eio-lasting", {"errors returned": 1, "then error": 1}),
+        ("torn", {"disks after crashes": 1}),
+    ],
 )
-def test_a_sample_of_all_cases(command: str, every: int, tmp_path: Path, shim: Path) -> None:
-    """The sample is half as large unless ``HEXDATA_TESTS=full``."""
-    script = [sys.executable, str(SCRIPT), command, "--every", str(every if FULL else 2 * every)]
-    script += ["--jobs", "1", "--folder", str(tmp_path)]
-    done = subprocess.run(
-        script, env=environment(shim), capture_output=True, text=True, timeout=900, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{command} small: 0 failed" in done.stdout
-    assert re.search(r"'then error': [1-9]", done.stdout), "the shim does nothing"
+def test_the_fault_of_one_case_reaches_the_command(
+    fault: str, expected: dict[str, int], tmp_path: Path
+) -> None:
+    """Without this, the other tests could pass because the shim does nothing."""
+    printed = run_script(tmp_path, "export", "--at", "90", "--fault", fault, "--seed", "0")
+    for name, number in expected.items():
+        assert f"'{name}': {number}" in printed
+
+
+def test_faults_that_a_run_does_not_notice_are_tried_in_groups(tmp_path: Path) -> None:
+    printed = run_script(tmp_path, "pickles", "--fault", "short")
+    groups = re.search(r"'cases': ([0-9]+), 'cases in groups': ([0-9]+)", printed)
+    assert groups is not None, printed
+    assert 0.8 * int(groups[1]) < int(groups[2]) <= int(groups[1])
+
+
+def test_a_command_that_leaves_a_half_published_file_fails(tmp_path: Path) -> None:
+    """The check itself: a run that publishes before it syncs is found."""
+    manifest = b'{"files": {"games/a": {"sha256": "%s"}}}' % digest(b"a").encode()
+    tree: Tree = {"store": None, "store/games": None, "store/games/a": b"a", "store/manifest.json": manifest}
+    assert not half_published(tree)
+    assert "is another file" in half_published(tree | {"store/games/a": b""})
+    del tree["store/games/a"]
+    assert "is missing" in half_published(tree)
+
+
+def test_a_matrix_continues_where_it_stopped(tmp_path: Path) -> None:
+    if build_shim(tmp_path) is None:
+        pytest.skip("the simulated disk needs Linux and a C compiler")
+    command = [sys.executable, str(SCRIPT.with_name("matrix.py")), "--parts", "small", "--only", "show"]
+    command += ["--jobs", "1", "--out", str(tmp_path / "out")]
+    results = []
+    for _ in range(2):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        results.append((tmp_path / "out/results.jsonl").read_text())
+    assert results[0] == results[1], "chunks were tried again"
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    counts = summary["parts"]["small"]["show"]["counts"]
+    assert counts["cases"] == summary["parts"]["small"]["show"]["all cases"] > 50
 
 
 def operation(
