@@ -14,7 +14,7 @@ from typing import IO, Final, NamedTuple, Protocol, TypeAlias
 
 from hexdata.errors import StoreError
 from hexdata.retry import with_attempts
-from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry
+from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry, missing_manifest_error
 from hexdata.storage import is_address, open_file
 from hexdata.store.disk_space import disk_error_hint, system_message
 

@@ -875,7 +875,7 @@ def default_folder() -> Path:
 def main() -> None:
     """Run the cases that the command line selects; exit with status 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("command", choices=[*COMMANDS, "all"])
+    parser.add_argument("command", nargs="+", choices=[*COMMANDS, "all"])
     parser.add_argument("--size", choices=["small", "medium"], default="small")
     parser.add_argument("--at", type=int, help="number of the operation; default: each")
     parser.add_argument("--fault", choices=FAULTS, action="append", help="default: each")
@@ -890,7 +890,7 @@ def main() -> None:
     preload(options.folder)
     load_libraries()
     failed = 0
-    for name in COMMANDS if options.command == "all" else [options.command]:
+    for name in COMMANDS if "all" in options.command else options.command:
         failed += _check_command(name, options)
     sys.exit(failed > 0)
 
