@@ -256,10 +256,6 @@ class _Sessions:
 _SESSIONS: Final = _Sessions()
 
 
-class _Joined(BaseException):
-    """Raised at a point of a run where the files are those of the undisturbed run."""
-
-
 @dataclass(frozen=True)
 class _Plan:
     """What a run in a child process does besides its action.
@@ -295,14 +291,14 @@ def _run_here(folder: Path, action: Callable[[], Any], plan: _Plan, requests: in
         return key
 
     def at_point(point: str) -> None:
-        counted, faults, _ = (0, 0, 0) if shim is None else shim.counts()
+        counted, faults, hits = (0, 0, 0) if shim is None else shim.counts()
         if point == plan.server and shim is not None:
             _serve(shim, requests, answers)
         elif plan.log is not None:
             passed.append((point, counted, files()))
         elif point in plan.marks and bool(faults) == faulty and plan.marks[point] == files():
-            passed.append((point, counted, ""))
-            raise _Joined
+            _send(answers, Outcome("done", "", faults, counted, hits, [(point, counted, "")]))
+            os._exit(0)
 
     if shim is not None:
         if plan.shared is not None:
@@ -313,8 +309,6 @@ def _run_here(folder: Path, action: Callable[[], Any], plan: _Plan, requests: in
         at_point("")
         with points_announced(at_point):
             action()
-    except _Joined:
-        pass
     except HexdataError as error:
         ending, text = "error", str(error)
         if error.path is None and "store/" not in text:
