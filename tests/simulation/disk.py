@@ -161,6 +161,7 @@ class _Shim:
     def share(self, path: Path) -> None:
         """Count the operations of worker processes too."""
         self._library.disk_share(os.fsencode(path))
+        os.environ["HEXDATA_DISK_STATE"] = str(path)
 
     def start(self, folder: Path, log: Path | None) -> None:
         """Count the operations below a folder, and record them in a file."""
