@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from hexdata.board import BLUE, parse_moves
+from hexdata.browse.index import VERIFY_HINT
 from hexdata.browse.library import IndexingError, Library, OpenStore
 from hexdata.browse.listing import KEYS, ListQuery
 from hexdata.browse.openings import DEPTH
@@ -91,6 +92,9 @@ def make_app(library: Library, name: str) -> ASGIApp:
             except (HexdataError, OSError) as error:
                 lines = error.report() if isinstance(error, HexdataError) else [str(error)]
                 return JSONResponse({"error": lines}, 404 if isinstance(error, StoreError) else 400)
+            except Exception as error:  # noqa: BLE001  # a store may contain anything, and the page must say so
+                unusable = StoreError("the store cannot be shown here", found=repr(error), hint=VERIFY_HINT)
+                return JSONResponse({"error": unusable.report()}, 500)
 
         routes.append(Route(path, endpoint))
 

@@ -22,8 +22,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hexdata.board import PASS
+from hexdata.board import PASS, RED
 from hexdata.browse.openings import DEPTH, END, UNKNOWN, Openings, write_openings
+from hexdata.errors import StoreError
 from hexdata.progress import Progress
 from hexdata.schema import END_REASONS, SPLITS, SWAPS, table_schema
 from hexdata.storage import cache_folder
@@ -32,7 +33,7 @@ from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import read_rows
 
-__all__ = ["GAME", "NONE", "PROVENANCES", "StoreIndex", "index_folder", "open_index"]
+__all__ = ["GAME", "NONE", "PROVENANCES", "VERIFY_HINT", "StoreIndex", "index_folder", "open_index"]
 
 Array = npt.NDArray[Any]
 
@@ -42,6 +43,8 @@ _META: Final = "index.json"
 NONE: Final = -1
 """Value of a number that is unknown."""
 PROVENANCES: Final = ("metadata", "recovered", "unknown")
+VERIFY_HINT: Final = "Run `hexdata verify` to list the faults."
+_MOST_FLAGS: Final = 64
 _OPENING: Final = 6
 """Number of first moves that a list of games shows."""
 _SCATTERED_ROWS: Final = 16_000_000
@@ -231,7 +234,9 @@ def _index_games(store: Store, folder: Path, progress: Progress) -> tuple[Array,
         part["source"] = batch["source_id"].to_numpy()
         part["positions"] = batch["positions"].to_numpy()
         part["duplicate_of"] = batch["duplicate_of"].fill_null(NONE).to_numpy()
-        part["first_player"] = pc.cast(batch["first_player"], pa.int8()).fill_null(0).to_numpy()
+        part["first_player"] = (
+            pc.equal(batch["first_player"], RED).fill_null(False).to_numpy(zero_copy_only=False)
+        )
         for name, options in (
             ("winner", WINNERS),
             ("split", SPLITS),
@@ -256,6 +261,11 @@ def _flag_bits(column: pa.ListArray, flags: list[str]) -> npt.NDArray[np.uint64]
     encoded = pc.list_flatten(column).dictionary_encode()
     for code, name in enumerate(encoded.dictionary.to_pylist()):
         if name not in flags:
+            if len(flags) == _MOST_FLAGS:
+                raise StoreError(
+                    "the games of the store have too many different flags",
+                    expected=f"{_MOST_FLAGS} at most",
+                )
             flags.append(name)
         having = games[encoded.indices.to_numpy(zero_copy_only=False) == code]
         bits[having] |= np.uint64(1 << flags.index(name))
@@ -280,18 +290,37 @@ def _index_moves(column: pa.ListArray, part: Array, plies: list[Array], size: in
 def _index_positions(store: Store, folder: Path, games: Array, progress: Progress) -> None:
     """Find the positions of each game: its first row, or a list if their ids have gaps."""
     count = store.manifest.counts.get("positions", 0)
-    runs = np.zeros(len(games), np.uint32)
+    runs, counted = np.zeros(len(games), np.uint32), np.zeros(len(games), np.int64)
     last, row = NONE, 0
     progress.begin("finding the positions of games", count, "positions")
     for batch in _batches(store, "positions", ("game_id",)) if count else ():
         ids = batch["game_id"].fill_null(NONE).to_numpy(zero_copy_only=False)
-        begins = np.flatnonzero(np.diff(ids, prepend=last))
-        begins = begins[ids[begins] != NONE]
+        if not (ids.min() >= NONE and ids.max() < len(games)):
+            raise StoreError(
+                "a position belongs to a game that the store does not have", path=store.path, hint=VERIFY_HINT
+            )
+        starts = np.append(0, np.flatnonzero(np.diff(ids)) + 1)
+        lengths = np.diff(starts, append=len(ids))
+        of_games = ids[starts] != NONE
+        np.add.at(counted, ids[starts[of_games]], lengths[of_games])
+        begins = starts[of_games]
+        if ids[0] == last:  # the game of the last position of the previous batch continues
+            begins = begins[1:] if of_games[0] else begins
         found = ids[begins]
         np.add.at(runs, found, 1)
         games["first_row"][found] = begins + row
         last, row = int(ids[-1]), row + len(ids)
         progress.advance(len(ids))
+    different = np.flatnonzero(counted != games["positions"])
+    if len(different):
+        game = int(different[0])
+        raise StoreError(
+            f"game {game} has another number of positions than its row says",
+            path=store.path,
+            found=int(counted[game]),
+            expected=int(games["positions"][game]),
+            hint=VERIFY_HINT,
+        )
     scattered = runs > 1
     games["first_row"][scattered] = NONE
     _index_scattered(store, folder, games, scattered, progress)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from hexdata.browse.index import StoreIndex, open_index
+from hexdata.browse.index import VERIFY_HINT, StoreIndex, open_index
 from hexdata.browse.listing import Listings
 from hexdata.browse.rows import StoreRows
 from hexdata.errors import HexdataError, StoreError
@@ -166,7 +166,9 @@ class Library:
         except HexdataError as found:
             error = found
         except Exception as found:  # noqa: BLE001  # a thread has no caller, and the page must see it
-            error = StoreError("the store cannot be opened", path=self._path, found=found)
+            error = StoreError(
+                "the store cannot be opened", path=self._path, found=repr(found), hint=VERIFY_HINT
+            )
         with self._lock:
             self._close()
             self._open, self._error, self._stack, self._version = opened, error, stack, version

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from hexdata.board import unpack_boards
+from hexdata.board import BLUE, PASS, RED, unpack_boards
 from hexdata.checks import as_int
 from hexdata.errors import ConfigError, StoreError
 from hexdata.policy import SparsePolicies
@@ -34,6 +34,7 @@ from hexdata.store.parquet import ParquetRows, open_parquet, read_batches, read_
 __all__ = ["find_position", "game_of_rows", "position_of_row", "read_game", "read_position", "read_row"]
 
 Row = dict[str, Any]
+_VERIFY: Final = "Run `hexdata verify` to list the faults."
 _WINNERS: Final = {name: player for player, name in enumerate(WINNERS)}
 
 
@@ -143,18 +144,25 @@ def read_row(store: Store, table: str, key: str, number: int) -> Row:
     for batch in read_rows(ParquetRows(files, number, number + 1, manifest.schema_version), schema):
         row: Row = batch.to_pylist()[0]
         if row[key] == number:
-            if None in (row.get("moves") or ()):
-                raise StoreError(
-                    f"{kind} {number} has a move that is null",
-                    path=store.path,
-                    hint="Run `hexdata verify` to list the faults.",
-                )
+            if fault := _fault(row, manifest.board_size or 0):
+                raise StoreError(f"{kind} {number} has {fault}", path=store.path, hint=_VERIFY)
             return row
-    raise StoreError(
-        f"{kind} {number} is not at its row of the table",
-        path=store.path,
-        hint="Run `hexdata verify` to list the faults.",
-    )
+    raise StoreError(f"{kind} {number} is not at its row of the table", path=store.path, hint=_VERIFY)
+
+
+def _fault(row: Row, size: int) -> str | None:
+    """Return what makes a row of the table of games or positions unusable; None if nothing does."""
+    moves = row.get("moves") or ()
+    if None in moves:
+        return "a move that is null"
+    if any(move >= size * size and move != PASS for move in moves):
+        return "a move that is not on the board"
+    if row.get("move") is not None and row["move"] >= size * size:
+        return "a next move that is not on the board"
+    for name in ("first_player", "player_to_move"):
+        if row.get(name) not in (None, BLUE, RED):
+            return f"an unknown player as {name}: {row[name]}"
+    return None
 
 
 def _rows_of_game(store: Store, game_id: int, schema: pa.Schema) -> list[Row]:

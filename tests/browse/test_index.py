@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from hexdata.board import PASS, Symmetry, symmetry_table
 from hexdata.browse.index import GAME, NONE, index_folder, open_index
 from hexdata.browse.openings import DEPTH, END, UNKNOWN, Openings, write_openings
 from hexdata.browse.reasons import FLAG_TEXTS
+from hexdata.errors import StoreError
 from hexdata.games.findings import Flag
 from hexdata.progress import SILENT
 from hexdata.store import Store
@@ -175,3 +179,42 @@ def test_a_damaged_index_is_built_again(browsed_store: Path, damage: str) -> Non
 
 def test_every_flag_has_a_meaning() -> None:
     assert sorted(FLAG_TEXTS) == [str(flag.name).lower().replace("_", "-") for flag in Flag]
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "message"),
+    [
+        (
+            "games",
+            "flags",
+            [f"flag {number}" for number in range(65)],
+            "too many different flags; expected 64 at most",
+        ),
+        ("games", "positions", 10**9, "game 0 has another number of positions.*hexdata verify"),
+        ("games", "positions", -5, "game 0 has another number of positions.*hexdata verify"),
+        ("positions", "game_id", 10**9, "a game that the store does not have.*hexdata verify"),
+        ("positions", "game_id", -3, "a game that the store does not have.*hexdata verify"),
+    ],
+)
+def test_tables_that_contradict_each_other_are_refused(
+    browsed_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    table: str,
+    column: str,
+    value: object,
+    message: str,
+) -> None:
+    monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / "cache"))
+    path = shutil.copytree(browsed_store, tmp_path / "store")
+    manifest = Store.open(path).manifest
+    for name in manifest.files_in(table):
+        rows = pq.ParquetFile(path / name).read()
+        index = rows.schema.get_field_index(column)
+        field = rows.schema.field(index)
+        values = pa.array([value, *rows.column(index).to_pylist()[1:]], field.type)
+        changed = rows.set_column(index, field, values)
+        manifest.files[name] = write_parquet(path / name, changed.schema, [changed])
+    manifest.save(path)
+    with pytest.raises(StoreError, match=message):
+        open_index(Store.open(path), SILENT)

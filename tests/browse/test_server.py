@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hexdata.board import parse_moves
+from hexdata.browse.rows import StoreRows
 from hexdata.errors import ConfigError
 from hexdata.show import read_game, read_position
 from hexdata.sql import run_query
@@ -173,6 +174,18 @@ def test_a_fault_in_a_row_is_reported(page: Page) -> None:
 
 
 # Games, positions, boards
+
+
+def test_an_unexpected_error_is_shown_on_the_page(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise IndexError("out of bounds")
+
+    monkeypatch.setattr(StoreRows, "position", fail)
+    status, headers, body = page.request("api/position", position=0)
+    assert (status, headers["Content-Type"]) == (500, "application/json")
+    (line,) = json.loads(body)["error"]
+    assert line.startswith("the store cannot be shown here; found IndexError('out of bounds')")
+    assert "hexdata verify" in line
 
 
 def test_a_game_has_its_boards_and_facts(page: Page, browsed_store: Path) -> None:

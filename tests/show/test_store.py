@@ -185,3 +185,25 @@ def test_a_table_out_of_order_is_refused(odd_store, copy_store):
     (store / "kept").rename(store / two)
     with pytest.raises(StoreError, match="position 5 is not at its row"):
         read_position(store, 5)
+
+
+@pytest.mark.parametrize(
+    ("table_name", "column", "value", "message"),
+    [
+        ("games", "moves", [60_000], "game 0 has a move that is not on the board"),
+        ("games", "first_player", 9, "game 0 has an unknown player as first_player: 9"),
+        ("positions", "move", 999, "position 0 has a next move that is not on the board"),
+        ("positions", "player_to_move", 7, "position 0 has an unknown player as player_to_move: 7"),
+    ],
+)
+def test_rows_that_no_board_can_show_are_refused(trmph_store, copy_store, table_name, column, value, message):
+    def change(rows: pa.Table) -> pa.Table:
+        index = rows.schema.get_field_index(column)
+        field = rows.schema.field(index)
+        values = [value, *rows.column(index).to_pylist()[1:]]
+        return rows.set_column(index, field, pa.array(values, field.type))
+
+    store = copy_store(trmph_store)
+    rewrite(store, table_name, change)
+    with pytest.raises(StoreError, match=f"{message}.*hexdata verify"):
+        read_position(store, 0)
