@@ -6,15 +6,20 @@ import difflib
 import os
 import re
 import shlex
+import textwrap
 from collections.abc import Collection, Iterable
 from typing import Final
 
-__all__ = ["count_of", "did_you_mean", "encodable", "lines_by_cause", "printable", "shell_word"]
+__all__ = ["count_of", "did_you_mean", "encodable", "lines_by_cause", "printable", "shell_word", "wrap"]
 
 _INVISIBLE: Final = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 """Invisible letters and marks that ``str.isprintable`` accepts. With them, two names could look the same."""
+
+_COMMAND: Final = re.compile(r"`[^`]*`")
+_MIN_WIDTH: Final = 20
+"""Texts are not wrapped to fewer characters."""
 
 
 def encodable(text: str) -> str:
@@ -55,6 +60,18 @@ def _escaped(letter: str) -> str:
     if printable(letter) == letter:
         return letter
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """Return the lines of a text that is wrapped at spaces, for a terminal. Further lines are indented.
+
+    A word that is longer than the width is not broken, nor is a command in backticks, which can be copied.
+    """
+    kept = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(
+        kept, max(width, _MIN_WIDTH), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    return [line.replace("\0", " ") for line in lines] or [text]
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str | None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexdata.text import encodable, printable, shell_word
+from hexdata.text import encodable, printable, shell_word, wrap
 
 
 @pytest.mark.parametrize("text", ["", "games/a b.trmph", "häuser.pkl", "\u7530.trmph"])
@@ -56,3 +56,13 @@ def test_a_shell_word_can_be_copied_from_the_terminal(text):
         pytest.skip("no bash")
     read = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
     assert read.stdout == os.fsencode(text)
+
+
+def test_texts_are_wrapped_outside_of_commands():
+    assert wrap("", 40) == [""]
+    assert wrap("a long/path/without/any/blank b", 20) == ["a", "  long/path/without/any/blank", "  b"]
+    assert wrap("Run `hexdata verify a-long-name` and `hexdata info`.", 24) == [
+        "Run",
+        "  `hexdata verify a-long-name`",
+        "  and `hexdata info`.",
+    ]

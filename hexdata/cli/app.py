@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -13,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import hexdata
-from hexdata.text import did_you_mean, printable
+from hexdata.text import did_you_mean, printable, wrap
 
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
@@ -73,8 +74,11 @@ _RANGES: Final = (
 
 
 def print_stderr(message: str) -> None:
-    """Print one line to standard error, with control characters escaped."""
-    sys.stderr.write(f"{printable(message)}\n")
+    """Print one line to standard error, with control characters escaped; a terminal wraps it at spaces."""
+    text = printable(message)
+    if sys.stderr.isatty() and not text.startswith(" "):
+        text = "\n".join(wrap(text, shutil.get_terminal_size().columns))
+    sys.stderr.write(f"{text}\n")
 
 
 def print_error(error: HexdataError) -> None:
@@ -86,7 +90,7 @@ def print_error(error: HexdataError) -> None:
 
         output = Output(as_json=False)
         for line in others:
-            output.note_line(line, wrap=line not in error.commands)
+            output.note_line(line, is_command=line in error.commands)
 
 
 class _Group(TyperGroup):

@@ -11,19 +11,15 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from textwrap import wrap as wrap_text
-from typing import Any, Final, TextIO
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console
 
 from hexdata.cli.tables import lay_out
-from hexdata.text import printable
+from hexdata.text import printable, wrap
 
 __all__ = ["Output", "console", "is_terminal"]
-
-_MIN_WIDTH: Final = 20
-"""Texts are not wrapped to fewer characters."""
 
 
 def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
@@ -74,7 +70,7 @@ class Output:
         """Print a line of text. On a terminal, it is wrapped at spaces, except for indented commands."""
         text = printable(text)
         if self.out.is_terminal and not text.startswith(" "):
-            text = "\n".join(self._wrapped(text, self.out))
+            text = "\n".join(wrap(text, self.out.width))
         self.out.print(text)
 
     def table(
@@ -132,27 +128,21 @@ class Output:
     def note(self, message: str) -> None:
         """Print a note to standard error. On a terminal, it is wrapped at spaces."""
         text = f"note: {printable(message)}"
-        self.err.print("\n".join(self._wrapped(text, self.err)) if self.err.is_terminal else text)
+        self.err.print("\n".join(wrap(text, self.err.width)) if self.err.is_terminal else text)
 
-    @staticmethod
-    def _wrapped(text: str, on: Console) -> list[str]:
-        width = max(on.width, _MIN_WIDTH)
-        return wrap_text(
-            text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-        ) or [text]
-
-    def note_line(self, message: str, *, wrap: bool = True) -> None:
+    def note_line(self, message: str, *, is_command: bool = False) -> None:
         """Print a further line of a note or an error, indented, to standard error.
 
         Args:
             message: the line. If it begins with spaces, it is an item of a list, and a terminal shows only
                 what fits on one line.
-            wrap: wrap another line at spaces on a terminal. False for commands that can be copied.
+            is_command: the line is a command that can be copied. A terminal shows other lines wrapped at
+                spaces. Default False.
         """
         text = f"  {printable(message)}"
-        if not self.err.is_terminal or not (wrap or message.startswith("  ")):
+        if not self.err.is_terminal or is_command:
             self.err.print(text)
         elif message.startswith("  "):
             self.err.print(text, no_wrap=True, soft_wrap=False, overflow="ellipsis")
         else:
-            self.err.print("\n".join(self._wrapped(text, self.err)))
+            self.err.print("\n".join(wrap(text, self.err.width)))

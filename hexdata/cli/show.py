@@ -90,7 +90,7 @@ def show(
         hexdata show store/shards/train-000000.tar:17
         hexdata show '#13,a1b2c3'
     """
-    from hexdata.show import ShowOptions, compare, draw_svg, find, write_png, write_svg
+    from hexdata.show import Comparison, ShowOptions, compare, draw_svg, find, write_png, write_svg
 
     options = ShowOptions(position=position, game=game, ply=ply, every=every, numbers=numbers)
     with command(as_json, location, svg) as (output, _):
@@ -106,20 +106,25 @@ def show(
     if numbers and not any(files.values()):
         output.note("--numbers has no effect without --svg or --png")
     for file in filter(None, files.values()):
-        output.line(f"{file}: {', '.join(found.facts())}")
+        output.line(f"{file}: {found.title if isinstance(found, Comparison) else ', '.join(found.facts())}")
     if not any(files.values()):
         _draw(output, found)
+    elif isinstance(found, Comparison):
+        for fact in found.facts():
+            output.line(fact)
 
 
 def _draw(output: Output, found: Position | Game | Comparison) -> None:
     """Print the drawing to the terminal, in colour and Unicode if the terminal supports them."""
     from rich.text import Text
 
+    from hexdata.draw.terminal import TEXT_WIDTH
     from hexdata.show import Game
 
     position = found.last if isinstance(found, Game) else found
     color = output.out.color_system is not None and not output.out.no_color
-    drawing = position.text(color=color, unicode=_fits(position.text(), output.out.encoding))
+    width = min(TEXT_WIDTH, output.out.width) if output.out.is_terminal else TEXT_WIDTH
+    drawing = position.text(color=color, unicode=_fits(position.text(), output.out.encoding), width=width)
     output.out.print(Text.from_ansi(drawing.removesuffix("\n")))
     if isinstance(found, Game):
         output.line(", ".join(found.facts()))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -94,7 +95,7 @@ class Diagram:
         numbers: numbers written on stones, by cell index, such as plies.
         shades: numbers drawn as shades of the cells.
         title: accessible description of the drawing.
-        caption: short texts below the board; none of them is split across lines.
+        caption: short texts below the board; only those longer than a line are split.
         differing: indices of cells that differ from another board, which are highlighted.
 
     Raises:
@@ -141,12 +142,16 @@ class Diagram:
         return cells
 
 
-def fact_lines(facts: Sequence[str], letters: int, between: str = " · ") -> list[str]:
-    """Join texts into lines of at most ``letters`` characters without splitting a text."""
+def fact_lines(
+    facts: Sequence[str], letters: int, between: str = " · ", *, length: Callable[[str], int] = len
+) -> list[str]:
+    """Join texts into lines of at most ``letters`` characters. Only a text that is longer is split."""
     lines: list[str] = []
     for fact in facts:
-        if lines and len(lines[-1]) + len(between) + len(fact) <= letters:
+        if lines and length(lines[-1] + between + fact) <= letters:
             lines[-1] += between + fact
         else:
-            lines.append(fact)
+            lines += (
+                [fact] if length(fact) <= letters else textwrap.wrap(fact, letters, subsequent_indent="  ")
+            )
     return lines

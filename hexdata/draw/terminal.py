@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from hexdata.board import BLUE, RED, column_name
 from hexdata.draw.diagram import Diagram, fact_lines
 
-__all__ = ["board_text"]
+__all__ = ["TEXT_WIDTH", "board_text"]
 
 
 class _Symbols(NamedTuple):
@@ -33,13 +34,16 @@ _BOLD: Final = "1"
 _DIM: Final = "2"
 """Codes of ANSI styles. The bright colours are readable on black and on white."""
 _PLAYERS: Final = (_BLUE, _RED)
-_WIDTH: Final = 78
-"""Maximum line length of the caption."""
+TEXT_WIDTH: Final = 78
+"""Default of the maximum line length of the legend and the caption."""
+_STYLES: Final = re.compile("\x1b\\[[0-9;]*m")
 _FAINTEST: Final = 0.05
 """Lighter shades are not drawn."""
 
 
-def board_text(diagram: Diagram, *, color: bool = False, unicode: bool = True) -> str:
+def board_text(
+    diagram: Diagram, *, color: bool = False, unicode: bool = True, width: int = TEXT_WIDTH
+) -> str:
     """Draw one board as text, with a legend and the caption below.
 
     Blue is ``●`` and red ``○`` (both ``●`` in colour; ``B`` and ``R`` without Unicode). The last move is in
@@ -50,6 +54,7 @@ def board_text(diagram: Diagram, *, color: bool = False, unicode: bool = True) -
         diagram: the drawing; numbers on stones are not shown.
         color: whether to use ANSI escape sequences. Default False.
         unicode: whether to use characters beyond ASCII. Default True.
+        width: maximum line length of the legend and the caption. Default 78.
 
     Returns:
         Lines of text, with a newline at the end.
@@ -70,9 +75,13 @@ def board_text(diagram: Diagram, *, color: bool = False, unicode: bool = True) -
         inside = _draw_row(cells[row * n : row * n + n], diagram, row, pen)
         lines.append(f"{' ' * row}{number} {slant}{inside}{slant} {after}")
     lines += [f"{' ' * (n + 4)}{level}", f"{' ' * (n + 4)}{pen.draw(letters, _DIM)}", ""]
-    lines.append(symbols.between.join(_key(diagram, symbols, pen)))
-    lines += fact_lines(diagram.caption, _WIDTH, symbols.between)
+    lines += fact_lines(list(_key(diagram, symbols, pen)), width, symbols.between, length=_visible_length)
+    lines += fact_lines(diagram.caption, width, symbols.between)
     return "\n".join(lines) + "\n"
+
+
+def _visible_length(text: str) -> int:
+    return len(_STYLES.sub("", text))
 
 
 def _column_names(n: int) -> str:

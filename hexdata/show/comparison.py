@@ -11,20 +11,20 @@ import numpy as np
 
 from hexdata.board import BLUE, RED, SYMMETRIES, Symmetry, cell_name, transform_planes
 from hexdata.draw import Diagram, board_text, film_svg
+from hexdata.draw.terminal import TEXT_WIDTH
 from hexdata.errors import ConfigError
 from hexdata.show.position import COLOURS, Position
+from hexdata.text import count_of
 
 __all__ = ["Comparison"]
 
-_WIDTH: Final = 78
-"""Maximum line length of the facts below a text drawing."""
 _FRAME: Final = 400.0
 _LETTERS: Final = 116
 """Number of letters above the two boards of an SVG that fit into a line."""
 _MOST_MOVES: Final = 3
 """Number of moves of dense policies that are listed."""
 _LEAST_CHANGE: Final = 0.005
-"""Smaller differences of a probability are not listed."""
+"""Smaller differences of a probability are not listed one by one."""
 _IMAGES: Final = {
     Symmetry.ROTATION: "a rotation by 180°",
     Symmetry.LONG_DIAGONAL: "a reflection in the long diagonal, with the colours swapped",
@@ -103,12 +103,9 @@ class Comparison:
         for name, (before, after) in zip(
             _ATTRIBUTES, zip(_attributes(self.first), _attributes(self.second), strict=True), strict=True
         ):
-            if before != after:
-                yield f"{name}: {_text(after)} instead of {_text(before)}"
+            yield from _change(name, before, after)
         for name in sorted(self.first.extra.keys() | self.second.extra.keys()):
-            before, after = (_number(position.extra.get(name)) for position in (self.first, self.second))
-            if before != after:
-                yield f"{name}: {_text(after)} instead of {_text(before)}"
+            yield from _change(name, self.first.extra.get(name), self.second.extra.get(name))
         if self.first.metadata != self.second.metadata:
             yield "the metadata differ"
 
@@ -119,7 +116,10 @@ class Comparison:
                 having = self.names[0] if second is None else self.names[1]
                 yield f"only {having} has a dense policy"
             return
-        change = np.abs(second - first)
+        with np.errstate(invalid="ignore"):
+            change = np.abs(second - first)
+        change[np.isnan(change)] = np.inf
+        change[(first == second) | (np.isnan(first) & np.isnan(second))] = 0
         cells = np.argsort(-change, kind="stable")[:_MOST_MOVES].tolist()
         listed = [
             f"{cell_name(cell, self.first.size)} {after:.0f} instead of {before:.0f} %"
@@ -128,6 +128,8 @@ class Comparison:
         ]
         if listed:
             yield f"policy: {', '.join(listed)}"
+        elif change.any():
+            yield "policy: no probability differs by more than 0.5 %"
 
     def _list_cells(self, plane: np.ndarray[Any, Any]) -> str:
         return " ".join(cell_name(cell, self.first.size) for cell in np.flatnonzero(plane).tolist())
@@ -149,17 +151,20 @@ class Comparison:
     @property
     def title(self) -> str:
         """One line that names both positions."""
-        return "{1} compared with {0}".format(*self.names)
+        first, second = _name(self.first), _name(self.second)
+        return f"{second or 'the second'} compared with {first or 'the first'}"
 
-    def text(self, *, color: bool = False, unicode: bool = True) -> str:
+    def text(self, *, color: bool = False, unicode: bool = True, width: int = TEXT_WIDTH) -> str:
         """Return the second position as text, with the differing cells in parentheses, and the differences.
 
         Args:
             color: whether to use ANSI escape sequences. Default False.
             unicode: whether to use characters beyond ASCII. Default True.
+            width: maximum line length of the texts below the board. Default 78.
         """
-        drawing = board_text(replace(self._diagrams()[1], caption=()), color=color, unicode=unicode)
-        lines = _wrap([f"{self.title}:", *self.facts()], _WIDTH)
+        diagram = replace(self._diagrams()[1], caption=())
+        drawing = board_text(diagram, color=color, unicode=unicode, width=width)
+        lines = _wrap([f"{self.title}:", *self.facts()], width)
         text = "\n".join(lines) + "\n"
         return drawing + (text if unicode else text.replace("°", " degrees"))
 
@@ -183,7 +188,7 @@ class Comparison:
         return self.text()
 
     def __repr__(self) -> str:
-        return f"<Comparison: {self.title}, {len(self.cells)} cells differ>"
+        return f"<Comparison: {self.title}, {count_of(len(self.cells), 'differing cell')}>"
 
     def _repr_svg_(self) -> str:
         return self.svg()
@@ -205,20 +210,27 @@ def _attributes(position: Position) -> Iterator[Any]:
     yield COLOURS[position.player]
     yield None if position.last_move is None else cell_name(position.last_move, n)
     yield None if position.move is None else cell_name(position.move, n)
-    yield _number(position.value)
+    yield position.value
     yield None if position.winner is None else COLOURS[position.winner]
     yield position.value_sample_tier
-    yield _number(position.root_value)
+    yield position.root_value
     yield position.visits
-    yield _number(position.weight)
+    yield position.weight
 
 
-def _number(number: float | None) -> str | None:
-    return None if number is None else f"{number:.6g}"
+def _change(name: str, before: object, after: object) -> Iterator[str]:
+    """Yield the two values of an attribute if they differ, with as many digits as show it."""
+    for digits in (6, 17):
+        texts = [_text(value, digits) for value in (before, after)]
+        if texts[0] != texts[1]:
+            yield f"{name}: {texts[1]} instead of {texts[0]}"
+            return
 
 
-def _text(value: object) -> str:
-    return "none" if value is None else str(value)
+def _text(value: object, digits: int) -> str:
+    if value is None:
+        return "none"
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def _name(position: Position) -> str | None:

@@ -106,6 +106,12 @@ def compare(location: str, other: str, options: ShowOptions | None = None) -> Co
     first = find(location, options)
     same = _OF_STORE.fullmatch(other)
     if same is None:
+        if not (looks_like_game(other) or _match_shard(other)):
+            raise ConfigError(
+                "the second position of the comparison cannot be used",
+                found=repr(other),
+                expected="its id or GAME:PLY in the same store, SHARD.tar:17, or a game as '#13,a1b2c3'",
+            )
         second = find(other)
     elif looks_like_game(location) or _match_shard(location):
         raise ConfigError(

@@ -22,6 +22,7 @@ from hexdata.board import (
     unpack_boards,
 )
 from hexdata.draw import Diagram, Shades, board_svg, board_text
+from hexdata.draw.terminal import TEXT_WIDTH
 from hexdata.errors import ConfigError
 from hexdata.schema import (
     EXTRA_PREFIX,
@@ -236,9 +237,15 @@ class Position:
         """Return the position as SVG; with ``numbers``, stones are numbered by ply."""
         return board_svg(self.diagram(numbers=numbers))
 
-    def text(self, *, color: bool = False, unicode: bool = True) -> str:
-        """Return the position as text, with ANSI colours if ``color``, in ASCII unless ``unicode``."""
-        return board_text(self.diagram(), color=color, unicode=unicode)
+    def text(self, *, color: bool = False, unicode: bool = True, width: int = TEXT_WIDTH) -> str:
+        """Return the position as text.
+
+        Args:
+            color: whether to use ANSI escape sequences. Default False.
+            unicode: whether to use characters beyond ASCII. Default True.
+            width: maximum line length of the texts below the board. Default 78.
+        """
+        return board_text(self.diagram(), color=color, unicode=unicode, width=width)
 
     def to_json(self) -> dict[str, Any]:
         """Return the position as JSON values, with names of cells; None for unknown values and NaN."""

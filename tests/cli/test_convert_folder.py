@@ -11,6 +11,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from hexdata.cli.app import print_stderr
 from hexdata.cli.render import Output
 from hexdata.demo.games import make_games
 from hexdata.errors import InputError
@@ -128,7 +129,7 @@ def test_a_terminal_shows_each_file_on_one_line(terminal):
     name = "data/" + "long" * 20
     output.note_line(f"  {name}.pkl")
     output.note_line("3 files: a cause that is longer than one line of the terminal")
-    output.note_line(f"hexdata convert {name} store --board-size 13", wrap=False)
+    output.note_line(f"hexdata convert {name} store --board-size 13", is_command=True)
     cut, *wrapped, command = text.getvalue().splitlines()
     assert (len(cut), cut[-1]) == (TERMINAL_WIDTH, "…")
     assert " ".join(line.strip() for line in wrapped).endswith("longer than one line of the terminal")
@@ -146,6 +147,19 @@ def test_results_are_wrapped_at_spaces_except_for_indented_commands():
         "  float32 (1024, 2,",
         "  13, 13)",
         "    hexdata convert a-long-name store",
+    ]
+
+
+def test_errors_are_wrapped_at_spaces_on_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = io.StringIO()
+    text.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", text)
+    print_stderr("hexdata: d: not a store: no such folder. Create one with `hexdata convert INPUT... STORE`.")
+    assert text.getvalue().splitlines() == [
+        "hexdata: d: not a store: no such folder.",
+        "  Create one with",
+        "  `hexdata convert INPUT... STORE`.",
     ]
 
 

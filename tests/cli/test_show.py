@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hexdata.cli import main
+from tests.cli.terminal import run_on_terminal
 
 GAME = "#3,b2a1c1 b"
 DRAWN = """\
@@ -148,6 +150,20 @@ def test_two_positions_are_compared(run, trmph_store, tmp_path):
     assert status == 0
     assert len(json.loads(out)["cells"]) == 2
     assert (tmp_path / "both.svg").read_text("utf-8").count("data-frame") == 2
+    status, out, _ = run(trmph_store, 3, "--compare", 5, "--png", tmp_path / "both.png")
+    first, *facts = out.splitlines()
+    assert first.endswith("both.png: position 5 compared with position 3")
+    assert facts[0].startswith("only in position 5: ")
+    assert "ply: 5 instead of 3" in facts
     status, _, err = run(GAME, "--compare", 5)
     assert status == 2
     assert "expected SHARD.tar:17 or '#13,a1b2c3'" in err
+
+
+def test_lines_below_the_board_fit_a_narrow_terminal(trmph_store):
+    for options in ([], ["--compare", 9]):
+        shown = run_on_terminal("show", trmph_store, 5, *options, COLUMNS="40", TERM="xterm", NO_COLOR="1")
+        shown = re.sub("\x1b\\[[0-9;]*m", "", shown)
+        lines = shown.splitlines()
+        assert max(map(len, lines)) <= 40
+        assert "blue, top to bottom" in shown

@@ -240,7 +240,8 @@ def test_cells_without_numbers_have_no_shade(values):
 
 def test_text_is_escaped():
     hostile = '</title><script>alert(1)</script> & "quoted" \x00\x0b\ud800 ünïcode'
-    svg = board_svg(Diagram(3, title=hostile, caption=[hostile], shades=Shades(np.ones(9), label=hostile)))
+    shades = Shades(np.ones(361), label=hostile)
+    svg = board_svg(Diagram(19, title=hostile, caption=[hostile], shades=shades))
     root = parse(svg)
     shown = hostile.replace("\x00", "\ufffd").replace("\x0b", "\ufffd").replace("\ud800", "\ufffd")
     assert root[0].tag == NS + "title"

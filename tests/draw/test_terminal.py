@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import numpy as np
 import pytest
@@ -137,12 +138,26 @@ def test_shades_are_tenths_of_the_strongest():
     assert lines[8].endswith("1 to 9: policy, in tenths of 40")
 
 
-def test_captions_are_not_split():
-    facts = [f"fact number {number}" for number in range(20)] + ["x" * 100]
+def test_only_captions_longer_than_a_line_are_split():
+    facts = [f"fact number {number}" for number in range(20)] + ["x" * 100, "policy " * 20]
     lines = board_text(Diagram(3, caption=facts)).splitlines()[9:]
-    assert " · ".join(lines).split(" · ") == facts
-    assert len(lines) == 6
-    assert all(len(line) <= 78 for line in lines[:-1])
+    assert " · ".join(lines[:5]).split(" · ") == facts[:20]
+    assert "".join(line.strip() for line in lines[5:7]) == "x" * 100
+    assert " ".join(line.strip() for line in lines[7:]).split() == ["policy"] * 20
+    assert all(len(line) <= 78 for line in lines)
+
+
+@pytest.mark.parametrize(("color", "unicode"), list(product((False, True), repeat=2)))
+def test_the_legend_fits_the_width(color, unicode):
+    planes = np.zeros((2, 3, 3))
+    planes[0, 0, 0] = 1
+    shades = Shades(np.ones(9), label="policy", share=True)
+    diagram = Diagram(3, planes, last_move=0, next_move=6, player=0, shades=shades, differing=[4])
+    text = re.sub("\x1b\\[[0-9;]*m", "", board_text(diagram, color=color, unicode=unicode, width=56))
+    lines = text.splitlines()[8:]
+    assert max(map(len, lines)) <= 56
+    assert "different" in lines[-3] + lines[-2]
+    assert lines[-1] == "1 to 9: policy, in tenths of 100 %"
 
 
 def test_column_names_of_two_letters_do_not_touch():

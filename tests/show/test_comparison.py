@@ -78,6 +78,34 @@ def test_the_largest_changes_of_policies_are_listed():
     assert "only the second has a dense policy" in Comparison(none, first).facts()
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "fact"),
+    [
+        (0.25, 0.2500001, "0.2500001 instead of 0.25"),
+        (None, float("nan"), "nan instead of none"),
+        (float("nan"), float("nan"), None),
+        (0.5, float("inf"), "inf instead of 0.5"),
+    ],
+)
+def test_numbers_are_shown_with_the_digits_that_differ(before, after, fact):
+    first, second = (Position(np.zeros((2, 3, 3)), 0, root_value=x, extra={"a": x}) for x in (before, after))
+    expected = [f"root value: {fact}", f"a: {fact}"] if fact else []
+    assert Comparison(first, second).facts()[1:] == expected
+
+
+def test_small_changes_and_nan_in_policies_are_differences():
+    def fact(before: list[float], after: list[float]) -> list[str]:
+        policies = (np.array([*policy, *[0.0] * 5], np.float32) for policy in (before, after))
+        first, second = (Position(np.zeros((2, 3, 3)), 0, policy=policy) for policy in policies)
+        return Comparison(first, second).facts()[1:]
+
+    small = "policy: no probability differs by more than 0.5 %"
+    assert fact([0.5, 0.5, 0, 0], [0.502, 0.498, 0, 0]) == [small]
+    assert fact([np.nan, 1, 0, 0], [np.nan, 1, 0, 0]) == []
+    assert fact([0.5, 0.5, 0, 0], [0.5, np.nan, 0, 0]) == ["policy: b1 nan instead of 50 %"]
+    assert fact([np.inf, 0, 0, 0], [np.inf, 0.5, 0, 0]) == ["policy: b1 50 instead of 0 %"]
+
+
 @pytest.mark.parametrize("symmetry", SYMMETRIES[1:])
 def test_an_image_of_the_position_is_recognized(symmetry):
     planes = replay([0, 1, 7], 3)[-1]
@@ -95,12 +123,13 @@ def test_the_text_has_parentheses_around_differing_cells():
 
 
 @pytest.mark.parametrize(("color", "unicode"), list(product((False, True), repeat=2)))
-def test_lines_of_the_text_fit_a_terminal(color, unicode):
+@pytest.mark.parametrize("width", [58, 78])
+def test_lines_of_the_text_fit_a_terminal(color, unicode, width):
     random = np.random.default_rng(1)
     first, second = (Position.of_moves(random.permutation(169)[:120], 13) for _ in range(2))
-    text = Comparison(first, second).text(color=color, unicode=unicode)
+    text = Comparison(first, second).text(color=color, unicode=unicode, width=width)
     assert unicode or text.isascii()
-    assert color or max(map(len, text.splitlines())) <= 78
+    assert color or max(map(len, text.splitlines())) <= width
 
 
 def test_the_ascii_text_names_a_rotation():
@@ -118,6 +147,7 @@ def test_the_svg_shows_both_boards_with_the_differing_cells(store):
         assert path.get("d", "").count("M") == len(comparison.cells)
     assert comparison._repr_svg_() == comparison.svg()
     equal = compare(str(store), "40", ShowOptions(position=40))
+    assert equal.title == "position 40 compared with position 40"
     assert "data-mark" not in equal.svg()
 
 
@@ -141,6 +171,10 @@ def test_each_kind_of_second_position_is_found(store):
         ("#5,a1", "3", {}, "another kind.*not of a store"),
         ("#5,a1", "3:4", {}, "another kind.*not of a store"),
         ("STORE/shards/train-000000.tar:5", "3", {}, "another kind.*not of a store"),
+        *(
+            ("STORE", other, {"position": 1}, "second position of the comparison cannot be used")
+            for other in ("", "-5", "7:", ":7", "STORE", "nowhere")
+        ),
         ("STORE", "#6,a1", {"position": 1}, "different board sizes.*sizes 7 and 6"),
         ("STORE", "2", {"game": 1, "every": 2}, "every does not apply to a comparison"),
         ("STORE", "2", {"position": 1, "numbers": True}, "numbers does not apply to a comparison"),
@@ -157,4 +191,4 @@ def test_json_has_both_positions_and_the_differences(store):
     assert (content["first"]["position_id"], content["second"]["position_id"]) == (3, 4)
     assert len(content["cells"]) == len(comparison.cells) == 1
     assert content["differences"] == comparison.facts()
-    assert repr(comparison) == "<Comparison: position 4 compared with position 3, 1 cells differ>"
+    assert repr(comparison) == "<Comparison: position 4 compared with position 3, 1 differing cell>"
