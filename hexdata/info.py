@@ -12,7 +12,7 @@ from hexdata.schema import SCHEMA_VERSION, SPLITS
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store, store_argument
 from hexdata.store.disk_space import translate_disk_full
-from hexdata.store.integrity import rebuild_commands, stage_command
+from hexdata.store.integrity import find_damage, rebuild_commands, stage_command
 from hexdata.store.journal import read_journal
 from hexdata.store.parquet import read_parquet
 
@@ -68,7 +68,8 @@ class StoreInfo:
         splits: number of games of each split; empty if the table of games is damaged.
         targets: optional columns of the positions, such as "root_value".
         stages: the stages, in the order in which they run.
-        missing: files that are missing or have another size than recorded.
+        missing: files that are missing or have another size than recorded, and files of games with another
+            digest.
         writer: the process that writes to the store now; None if there is none.
         notes: facts that the user should know, as sentences.
         steps: (purpose, command line) of each next step, the most urgent first.
@@ -90,9 +91,9 @@ class StoreInfo:
 
 
 def store_info(store: str | AnyPath) -> StoreInfo:
-    """Describe a store. Reads its manifest, the sizes of its files and one column of the table of games.
+    """Describe a store. Reads its manifest, the sizes of its files and the table of games.
 
-    ``hexdata verify`` checks the contents of the files, too.
+    ``hexdata verify`` checks the contents of all files.
 
     Args:
         store: folder of the store, or its address in an object store.
@@ -109,6 +110,7 @@ def store_info(store: str | AnyPath) -> StoreInfo:
 def _describe(opened: Store) -> StoreInfo:
     manifest = opened.manifest
     missing = {stage: _missing(opened, folders) for stage, folders in _FOLDERS.items()}
+    missing["convert"] = sorted({*missing["convert"], *_altered_games(opened)})
     finished = {entry.stage: entry.finished for entry in read_journal(opened.path)}
     stages = [_stage(opened, stage, bool(missing[stage]), finished.get(stage)) for stage in _FOLDERS]
     writer = storage_of(opened.path).find_writer()
@@ -131,6 +133,13 @@ def _describe(opened: Store) -> StoreInfo:
 
 def _missing(store: Store, folders: tuple[str, ...]) -> list[str]:
     return [name for folder in folders for name in store.missing(folder)]
+
+
+def _altered_games(store: Store) -> list[str]:
+    """Return the files of games that differ from their digests; in an object store, none."""
+    if storage_of(store.path).local is None:
+        return []
+    return list(find_damage(store, store.manifest.files_in("games")))
 
 
 def _stage(store: Store, stage: str, damaged: bool, finished: str | None) -> StageInfo:

@@ -153,3 +153,15 @@ def test_the_command_lists_missing_files(exported: Path, copy_store: CopyStore) 
     assert ran.status == 0
     assert "recorded: shards/train-000000.tar\n" in ran.out
     assert "List all damaged files:\n" in ran.out
+
+
+def test_a_changed_byte_in_the_games_is_damage(exported: Path, copy_store: CopyStore) -> None:
+    """Its size is right, and the counts of the splits would be read from it."""
+    store = copy_store(exported)
+    damaged = next((store / "games").iterdir())
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    facts = store_info(store)
+    assert facts.missing == [damaged.relative_to(store).as_posix()]
+    assert states(facts)["convert"] == "damaged"
+    assert facts.splits == {}

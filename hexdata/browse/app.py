@@ -27,6 +27,7 @@ from hexdata.show.position import Position
 from hexdata.show.store import find_position
 from hexdata.sql.check import query_error
 from hexdata.storage import prefix_of
+from hexdata.store.integrity import require_intact_once
 from hexdata.store.session import QUERY_ERRORS
 
 with installed_by("browse", "the page of a store"):
@@ -268,6 +269,7 @@ def _rejected(opened: OpenStore, request: Request) -> dict[str, Any]:
             coalesce(record + 1, 0) >= $record))
         ORDER BY source_id, record NULLS FIRST LIMIT {count + 1}"""
     values = {"reason": reason, "source": source, "record": record}
+    require_intact_once(opened.store, opened.store.files("rejected"))
     with closing(opened.con.cursor()) as cursor:
         try:
             found = cursor.execute(query, values).fetchall()

@@ -30,6 +30,8 @@ from hexdata.schema import END_REASONS, SPLITS, SWAPS, table_schema
 from hexdata.storage import cache_folder
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
+from hexdata.store.files import digest_file
+from hexdata.store.integrity import require_intact
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import read_rows
 
@@ -37,7 +39,7 @@ __all__ = ["GAME", "NONE", "PROVENANCES", "VERIFY_HINT", "StoreIndex", "index_fo
 
 Array = npt.NDArray[Any]
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 """Version of the files of an index. An index of another version is not used."""
 _META: Final = "index.json"
 NONE: Final = -1
@@ -119,16 +121,16 @@ def index_folder(store: Store) -> Path:
 
 
 def open_index(store: Store, progress: Progress) -> StoreIndex:
-    """Open the index of a store; build it first if there is none for its present content.
+    """Open the index of a store; build it first if there is none for its present content, or it is damaged.
 
     Indexes of former contents of the store are removed.
 
     Raises:
-        StoreError: A file of the store is missing or damaged.
+        StoreError: A file of the store is missing or damaged, or the index cannot be read.
         BudgetError: The disk of the cache folder is full.
     """
     folder = index_folder(store)
-    if not _is_complete(folder):
+    if (meta := _read_meta(folder)) is None:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (
             translate_disk_full(folder, "Free disk space, or set HEXDATA_CACHE to another folder."),
@@ -138,30 +140,40 @@ def open_index(store: Store, progress: Progress) -> StoreIndex:
                 ignore_cleanup_errors=True,  # Windows: after an error, files are still mapped
             ) as made,
         ):
+            require_intact(store, ("games", "positions", "rejected"), progress=progress)
             _build(store, Path(made) / folder.name, progress)
             shutil.rmtree(folder, ignore_errors=True)
             try:
                 (Path(made) / folder.name).rename(folder)
             except OSError:  # another process has built the same index
-                if not _is_complete(folder):
+                if _read_meta(folder) is None:
                     raise
         for other in folder.parent.iterdir():
             if other != folder and not other.name.startswith("."):
                 shutil.rmtree(other, ignore_errors=True)
-    return _open(folder)
+        meta = _read_meta(folder)
+        if meta is None:
+            raise StoreError("the index of the page cannot be read", path=folder, hint="Check the disk.")
+    return _open(folder, meta)
 
 
-def _is_complete(folder: Path) -> bool:
-    """Return whether all files of an index exist in their sizes. Its list of files is written last."""
+def _read_meta(folder: Path) -> dict[str, Any] | None:
+    """Return the facts of an index, or None if it is incomplete or a byte of its files has changed.
+
+    Its list of files is written last.
+    """
     try:
-        files = json.loads((folder / _META).read_bytes())["files"]
-        return all((folder / name).stat().st_size == size for name, size in files.items())
+        meta = json.loads((folder / _META).read_bytes())
+        content: dict[str, Any] = meta["content"]
+        if meta["digest"] != _digest(content):
+            return None
+        whole = all(digest_file(folder / name)[1] == digest for name, digest in content["files"].items())
+        return content if whole else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+        return None
 
 
-def _open(folder: Path) -> StoreIndex:
-    meta = json.loads((folder / _META).read_bytes())
+def _open(folder: Path, meta: dict[str, Any]) -> StoreIndex:
     flags = tuple(meta["flags"])
     return StoreIndex(
         games=_map(folder / "games.npy"),
@@ -210,8 +222,14 @@ def _build(store: Store, folder: Path, progress: Progress) -> None:
     for file in folder.glob("ply-*.npy"):
         file.unlink()
     content = {"flags": flags, "plies": starts, "board_size": size, "reasons": _count_reasons(store)}
-    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
-    (folder / _META).write_text(json.dumps(content | {"files": sizes}), encoding="utf-8")
+    content["files"] = {file.name: digest_file(file)[1] for file in sorted(folder.iterdir())}
+    meta = {"content": content, "digest": _digest(content)}
+    (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
+
+
+def _digest(content: dict[str, Any]) -> str:
+    """Return the digest of the list of files and the other facts in it."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _batches(store: Store, table: str, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:

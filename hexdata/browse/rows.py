@@ -17,6 +17,7 @@ from hexdata.schema import END_REASONS, SPLITS, SWAPS, positions_schema, sources
 from hexdata.show.position import COLOURS, Position
 from hexdata.show.store import find_position, game_of_rows, position_of_row, read_row
 from hexdata.store import Store
+from hexdata.store.integrity import require_intact_once
 from hexdata.store.parquet import ROW_GROUP_ROWS, ParquetFiles, read_parquet, read_rows
 
 __all__ = ["HEXWORLD", "SHEET_ORDERS", "StoreRows", "hexworld_link"]
@@ -123,7 +124,9 @@ class StoreRows:
 
     def _take(self, low: int, high: int, schema: pa.Schema, ids: Sequence[int]) -> Iterator[Json]:
         wanted = np.array([number for number in ids if low <= number <= high])
-        table = pa.Table.from_batches(read_rows(self._positions.rows(low, high + 1), schema), schema)
+        rows = self._positions.rows(low, high + 1)
+        require_intact_once(self.store, [path for path, _ in rows.files])
+        table = pa.Table.from_batches(read_rows(rows, schema), schema)
         yield from table.take(pa.array(wanted - low)).to_pylist()
 
     def position(self, position_id: int) -> Json:
@@ -164,10 +167,10 @@ class StoreRows:
     def _schema(self, table: str) -> pa.Schema:
         return positions_schema(self._size, self.store.manifest.targets_of(table))
 
-    @staticmethod
-    def _read(files: ParquetFiles, start: int, stop: int, schema: pa.Schema) -> list[Json]:
-        rows: list[Json] = []
-        for batch in read_rows(files.rows(start, stop), schema):
+    def _read(self, files: ParquetFiles, start: int, stop: int, schema: pa.Schema) -> list[Json]:
+        chosen, rows = files.rows(start, stop), list[Json]()
+        require_intact_once(self.store, [path for path, _ in chosen.files])
+        for batch in read_rows(chosen, schema):
             rows += batch.to_pylist()
         return rows
 

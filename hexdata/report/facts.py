@@ -14,6 +14,7 @@ from hexdata.sql import SqlLimits, named_query, open_catalog
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, digest_file
+from hexdata.store.integrity import require_intact
 from hexdata.store.journal import JournalEntry, read_journal
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.store.session import DuckDBPyConnection
@@ -118,9 +119,11 @@ def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) ->
     stages = _stages(opened)
     shuffled = next((s for s in stages if s.stage == "shuffle"), None)
     split = shuffled.lineage["splits"].get(SPLIT, 0) if shuffled and shuffled.fresh else 0
+    removed = bool(opened.manifest.removed_buckets)
+    checked = (*STAGES["convert"], *(() if removed else ("shuffled",)))
+    require_intact(opened, checked, progress=progress)
     progress.begin("query", len(QUERIES) + 2 * bool(split), "queries")
     with open_catalog(opened, memory=limits.memory, threads=limits.threads) as con:
-        removed = bool(opened.manifest.removed_buckets)
         tables = {name: _rows(con, name, progress) for name in QUERIES if name != "splits"}
         tables["splits"] = _splits(con, opened, progress)
         spread, values = None, list[Row]()

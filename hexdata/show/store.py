@@ -28,6 +28,7 @@ from hexdata.show.position import Policy, Position, played_moves
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
+from hexdata.store.integrity import require_intact_once
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import ParquetRows, open_parquet, read_batches, read_parquet, read_rows
 
@@ -85,6 +86,14 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
         size = opened.manifest.board_size
         assert size is not None
         rows = _rows_of_game(opened, game_id, positions_schema(size, opened.manifest.targets))
+        if rows and len(rows) != game["positions"]:  # damaged statistics hide row groups
+            raise StoreError(
+                f"positions of game {game_id} are missing",
+                path=opened.path,
+                found=f"{len(rows)} positions",
+                expected=game["positions"],
+                hint="Run `hexdata verify` to list the faults.",
+            )
         return game_of_rows(opened, game, rows)
 
 
@@ -141,7 +150,9 @@ def read_row(store: Store, table: str, key: str, number: int) -> Row:
     manifest = store.manifest
     schema = table_schema(table, manifest.board_size, manifest.targets)
     files = tuple((store.path / name, facts.rows) for name, facts in manifest.files_in(table).items())
-    for batch in read_rows(ParquetRows(files, number, number + 1, manifest.schema_version), schema):
+    rows = ParquetRows.over(files, number, number + 1, manifest.schema_version)
+    require_intact_once(store, [path for path, _ in rows.files])
+    for batch in read_rows(rows, schema):
         row: Row = batch.to_pylist()[0]
         if row[key] == number:
             if fault := _fault(row, manifest.board_size or 0):
@@ -173,6 +184,7 @@ def _rows_of_game(store: Store, game_id: int, schema: pa.Schema) -> list[Row]:
             column = file.schema_arrow.get_field_index("game_id")
             for group in range(file.num_row_groups):
                 if _may_contain(file.metadata.row_group(group).column(column).statistics, game_id):
+                    require_intact_once(store, [path])
                     rows += _rows_in_group(file, group, game_id, schema, version)
     return rows
 
@@ -257,6 +269,7 @@ def _leads(before: Position, move: int, after: Position) -> bool:
 
 def _source_name(store: Store, source_id: int) -> str | None:
     """Return the name of a source file."""
+    require_intact_once(store, store.files("sources"))
     for path in store.files("sources"):
         of_source, version = pc.field("source_id") == source_id, store.manifest.schema_version
         found = read_parquet(path, ["name"], of_source, sources_schema(), version)

@@ -20,7 +20,7 @@ from hexdata.sql.named import named_query
 from hexdata.storage import AnyPath, prefix_of
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
-from hexdata.store.integrity import stage_command
+from hexdata.store.integrity import require_intact_once, stage_command
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 
 __all__ = ["QueryResult", "run_query", "start_query"]
@@ -30,6 +30,8 @@ _BATCH_ROWS: Final = 8_192
 kilobytes.
 """
 _NAMED: Final = "@"
+_FOLDERS: Final = ("positions", "games", "sources", "rejected", "shuffled")
+"""Views with files, and the folders of these."""
 _STREAMED: Final = re.compile(r"(Conversion|Invalid Input|Mismatch Type|Out of Range) Error: ")
 """Start of the messages, passed on by Arrow, about a value on which a query fails while rows are read."""
 
@@ -65,8 +67,9 @@ def run_query(
 ) -> Iterator[QueryResult]:
     """Run one query over a store's views and macros. Its rows can be read while the context is open.
 
-    Without ORDER BY, rows are in the order of the tables. The query cannot read other files, addresses or
-    Python variables, and cannot write.
+    The files of the views that the query names are compared with their digests first, except in an object
+    store. Without ORDER BY, rows are in the order of the tables. The query cannot read other files,
+    addresses or Python variables, and cannot write.
 
     Args:
         store: Folder or address of the store.
@@ -80,7 +83,7 @@ def run_query(
 
     Raises:
         ConfigError: The text is not a valid query, or a value cannot be computed while rows are read.
-        StoreError: There is no store, one of its files is missing or damaged, or the disk fails.
+        StoreError: There is no store, one of these files is missing or damaged, or the disk fails.
         BudgetError: The memory is too small, or the disk for spilled rows is full.
         KeyboardInterrupt: The user has interrupted the query.
     """
@@ -115,12 +118,21 @@ def start_query(con: DuckDBPyConnection, store: Store, query: str) -> QueryResul
     """
     root = prefix_of(store.path.resolve())
     read = check_query(con, query)
+    require_intact_once(store, _files_of(store, query))
     con.execute("BEGIN TRANSACTION READ ONLY")
     try:
         reader = con.sql(query).to_arrow_reader(_BATCH_ROWS)
     except QUERY_ERRORS as error:
         raise query_error(_message_with_line(con, query) or str(error), root) from error
     return QueryResult(store.path, reader.schema, _rows(reader, root), tuple(_notes(store, read)))
+
+
+def _files_of(store: Store, query: str) -> Iterator[AnyPath]:
+    """Yield the files of the views that a query names, and of the games for the macro ``trmph``."""
+    text = query.lower()
+    for folder in _FOLDERS:
+        if folder in text or (folder == "games" and "trmph" in text):
+            yield from (store.path / name for name in store.manifest.files_in(folder))
 
 
 def _notes(store: Store, read: frozenset[str]) -> Iterator[str]:

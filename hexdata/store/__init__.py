@@ -55,6 +55,8 @@ class Store:
         """True if unfinished work is kept in the store, so that other machines can see it."""
         self.require_lock: Callable[[], None] = lambda: None
         """Raises ``StoreLockedError`` if the lock, held for writing, has been lost."""
+        self.intact: set[str] = set()
+        """Names of the files that were compared with their digests before a view read them."""
 
     @classmethod
     def open(cls, path: str | AnyPath, *, shares_work: bool = False) -> Store:

@@ -31,6 +31,7 @@ __all__ = [
     "removed_buckets_error",
     "require_buckets",
     "require_intact",
+    "require_intact_once",
     "stage_command",
 ]
 
@@ -141,9 +142,35 @@ def require_intact(
     """
     files = {name: facts for folder in folders for name, facts in store.manifest.files_in(folder).items()}
     progress.begin("check files", None, "bytes")
-    damage = list(find_damage(store, files, engine=engine).values())
+    _require_none(store, list(find_damage(store, files, engine=engine).values()))
+    check_tables(store, files, engine=engine)
+
+
+def require_intact_once(store: Store, files: Iterable[AnyPath]) -> None:
+    """Check files before a view shows their rows, each once for an open store.
+
+    A view reads a small part of an object store, which checks its objects itself, so nothing is read there.
+
+    Args:
+        store: Store to read.
+        files: Files of the store.
+
+    Raises:
+        StoreError: A file is missing, altered or unreadable, as in :func:`require_intact`.
+    """
+    if storage_of(store.path).local is None:
+        return
+    chosen = {path.absolute() for path in files}
+    names = {name for name in store.manifest.files if (store.path / name).absolute() in chosen}
+    names |= {name for name in store.manifest.files if store.path.resolve() / name in chosen}
+    names -= store.intact
+    _require_none(store, list(find_damage(store, {n: store.manifest.files[n] for n in names}).values()))
+    store.intact |= names
+
+
+def _require_none(store: Store, damage: list[StoreError]) -> None:
+    """Raise the first error, which says how many others there are."""
     if not damage:
-        check_tables(store, files, engine=engine)
         return
     error = damage[0]
     if len(damage) > 1:

@@ -60,6 +60,8 @@ _DISK_ERROR_CODES: Final = tuple(
 """Numbers of the disk errors that DuckDB reports only as text."""
 _FILE_IN_TEXT: Final = re.compile(r'file "([^"]+)"')
 """The file in such a text."""
+_DUCKDB_ERROR: Final = re.compile("[A-Z][A-Za-z ]* Error: ")
+"""Start of DuckDB's messages, which Arrow passes on if a query fails while rows are streamed."""
 _DISK_EXCEPTIONS: Final = (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException)
 """Exceptions with such a text: raised on reading or writing, at the end of a transaction, and afterwards."""
 
@@ -159,11 +161,7 @@ def duckdb_session(
         except duckdb.Error as error:
             if code := _disk_error_code(error):
                 raise _disk_error(code, error, temporary) from error
-            raise StoreError(
-                "a query failed",
-                found=_first_line(error),
-                hint="Run `hexdata verify` to check the store for damaged files.",
-            ) from error
+            raise _failed_query(error) from error
         except MemoryError as error:
             raise _out_of_memory(error, memory, temporary) from error
         except (OSError, ValueError) as error:  # raised by Arrow for streamed rows
@@ -171,6 +169,8 @@ def duckdb_session(
                 raise _out_of_memory(error, memory, temporary) from error
             if code := _disk_error_code(error):
                 raise _disk_error(code, error, temporary) from error
+            if _DUCKDB_ERROR.match(str(error)) and getattr(error, "errno", None) is None:
+                raise _failed_query(error) from error
             raise
         except RuntimeError as error:
             if str(error) == _INTERRUPTED:
@@ -277,6 +277,14 @@ def _disk_error(code: int, error: Exception, temporary: str) -> OSError:
     spilled = str(Path(temporary).resolve()) in text
     named = _FILE_IN_TEXT.search(text)
     return OSError(code, text, temporary if spilled else named and named[1])
+
+
+def _failed_query(error: Exception) -> StoreError:
+    return StoreError(
+        "a query failed",
+        found=_first_line(error),
+        hint="Run `hexdata verify` to check the store for damaged files.",
+    )
 
 
 def _first_line(error: Exception) -> str:

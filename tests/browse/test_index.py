@@ -163,18 +163,39 @@ def test_the_index_is_built_once_for_each_content(
     assert not made.exists()
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "list"])
+@pytest.mark.parametrize("damage", ["cut", "missing", "list", "flipped", "flipped list"])
 def test_a_damaged_index_is_built_again(browsed_store: Path, damage: str) -> None:
     store = Store.open(browsed_store)
-    expected = open_index(store, SILENT).games.tolist()
-    file = index_folder(store) / ("index.json" if damage == "list" else "games.npy")
+    index = open_index(store, SILENT)
+    expected = str((index.games.tolist(), index.reasons))
+    file = index_folder(store) / ("index.json" if "list" in damage else "games.npy")
+    content = file.read_bytes()
     if damage == "cut":
-        file.write_bytes(file.read_bytes()[:-1])
+        file.write_bytes(content[:-1])
     elif damage == "missing":
         file.unlink()
-    else:
+    elif damage == "flipped":
+        file.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    elif damage == "list":
         file.write_text(json.dumps({"files": []}))
-    assert str(open_index(store, SILENT).games.tolist()) == str(expected)
+    else:
+        file.write_bytes(content.replace(b'"reasons": {"', b'"reasons": {"b'))
+    assert not file.exists() or file.read_bytes() != content
+    again = open_index(store, SILENT)
+    assert str((again.games.tolist(), again.reasons)) == expected
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize("table", ["games", "positions", "rejected"])
+def test_no_index_is_made_from_a_damaged_table(browsed_store: Path, copy_store, table: str) -> None:
+    """It would be kept after the table is restored."""
+    store = Store.open(copy_store(browsed_store))
+    path = next(path for path in store.files(table))
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    with pytest.raises(StoreError, match="the file was altered"):
+        open_index(store, SILENT)
+    assert not index_folder(store).exists()
 
 
 def test_every_flag_has_a_meaning() -> None:

@@ -176,6 +176,16 @@ def test_only_row_groups_that_may_contain_the_game_are_read(trmph_store, copy_st
         read_game(store, 0)
 
 
+@pytest.mark.parametrize("table", ["games", "positions", "sources"])
+def test_a_changed_byte_in_a_file_that_is_read_is_refused(trmph_store, copy_store, table):
+    store = copy_store(trmph_store)
+    path = min((store / table).iterdir())
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    with pytest.raises(StoreError, match=f"{path.name}: the file was altered"):
+        read_game(store, 0)
+
+
 def test_a_table_out_of_order_is_refused(odd_store, copy_store):
     store = copy_store(odd_store)
     manifest = Manifest.load(store)

@@ -15,6 +15,7 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import BudgetError, ConfigError, HexdataError, StoreError
 from hexdata.sql import named_queries, named_query, open_catalog, run_query
 from hexdata.sql.check import check_query
+from hexdata.sql.run import start_query
 from hexdata.store import Store
 from tests.conftest import CopyStore
 
@@ -232,8 +233,27 @@ def test_a_damaged_file_is_an_error_of_the_store(tmp_path: Path, stores: dict[st
     store = shutil.copytree(stores["converted"], tmp_path / "store")
     part = next((store / "games").iterdir())
     part.write_bytes(bytes(part.stat().st_size))
-    with pytest.raises(StoreError, match="hexdata verify"):
+    with pytest.raises(StoreError, match="the file was altered"):
         ask(store, "SELECT sum(positions) FROM games")
+
+
+def test_a_changed_byte_is_found_before_a_query_and_once_for_a_session(
+    tmp_path: Path, stores: dict[str, Path]
+) -> None:
+    """Most changes of a byte leave a table that can be read, with other values."""
+    store = Store.open(shutil.copytree(stores["converted"], tmp_path / "store"))
+    part = next(path for path in store.files("games"))
+    whole = part.read_bytes()
+    with open_catalog(store, memory=500_000_000) as con:
+        start_query(con.cursor(), store, "SELECT * FROM sources")
+        part.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+        start_query(con.cursor(), store, "SELECT * FROM sources")
+        for query in ("SELECT * FROM games", "SELECT trmph(0)"):
+            with pytest.raises(StoreError, match=f"{part.name}: the file was altered"):
+                start_query(con.cursor(), store, query)
+        part.write_bytes(whole)
+        start_query(con.cursor(), store, "FROM Games")
+        assert store.intact >= {f"games/{part.name}", "sources/part-000000.parquet"}
 
 
 def test_every_named_query_runs_at_every_stage(any_store: Path) -> None:

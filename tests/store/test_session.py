@@ -183,3 +183,20 @@ def test_joins_build_their_hash_table_from_the_right_side(build_right: bool, kin
     query = "EXPLAIN SELECT * FROM range(10) a(i) LEFT JOIN range(1_000_000) b(i) USING (i)"
     with duckdb_session(memory=MEMORY, threads=1, build_right=build_right) as con:
         assert f"Join Type: {kind}" in con.sql(query).fetchall()[0][1]
+
+
+def test_a_damaged_page_found_while_rows_are_streamed_is_an_error_of_the_store(tmp_path: Path) -> None:
+    """Arrow passes DuckDB's message on as an OSError or a ValueError."""
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": list(range(1000))}), path, compression="zstd")
+    whole = path.read_bytes()
+    refused = 0
+    for at in range(4, 60):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            with duckdb_session(memory=MEMORY, threads=1) as con:
+                list(con.sql(f"FROM {read_parquet_sql([path])}").to_arrow_reader(100))
+        except StoreError as error:
+            assert "hexdata verify" in str(error)  # noqa: PT017 - other changes are not found
+            refused += 1
+    assert refused > 10
