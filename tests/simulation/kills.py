@@ -7,8 +7,8 @@ decides which instruction runs at that moment, so the same seed may strike at a 
 After the kill, the store must have no half-published file. The same command again, at once, while workers of
 the killed run may still run, must give the files of an undisturbed run and leave no temporary file.
 
-Most cases with workers fork them, because the workers of loky import all libraries, which takes longer than
-their work. It needs Linux.
+A tenth of the commands that can have workers has two; these import all libraries, which takes longer than
+their work. The script needs Linux.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ WEIGHTS: Final = {
 """How often each command is chosen."""
 _WITHOUT_WORKERS: Final = ("shuffle", "reshuffle", "merge", "report")
 """Commands that use threads only."""
-_LONGEST: Final = 120.0
+_LONGEST: Final = 1800.0
 """Seconds after which a command hangs."""
 
 
@@ -65,7 +65,7 @@ class Kill:
     seed: int
     command: str
     start: str
-    """"none" for one process; "fork", or "loky" as outside of tests, for two workers."""
+    """"none" for one process; "loky" for two workers."""
     target: str
     """"first", "worker" or "all"."""
     share: float
@@ -76,9 +76,7 @@ class Kill:
         """Return the case of a seed."""
         draw = random.Random(f"kill {seed}")
         command = draw.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        start = (
-            "none" if command in _WITHOUT_WORKERS else draw.choices(["none", "fork", "loky"], [5, 5, 1])[0]
-        )
+        start = "none" if command in _WITHOUT_WORKERS else draw.choices(["none", "loky"], [9, 1])[0]
         target = "first" if start == "none" else draw.choice(["first", "worker", "all"])
         return Kill(seed, command, start, target, round(1.1 * draw.random(), 4))
 
@@ -129,10 +127,8 @@ class Kills:
         expected = ("killed", "done") if case.target != "worker" else ("error", "done")
         if not ending.startswith(expected):
             return ending
-        if wrong := half_published(read_tree(place)):
+        if wrong := half_published(_read_while_written(place)):
             return f"after the kill ({ending}): {wrong}"
-        if case.start == "fork":  # such workers inherit the lock; those outside of tests do not
-            psutil.wait_procs(workers, timeout=_LONGEST)
         again = self._wait(self._start(case, place))
         if again != "done":
             return f"after the kill ({ending}), the command again: {again}"
@@ -157,7 +153,7 @@ class Kills:
         if (case.command, case.start) not in self.cpu:
             write_tree(self.begin[case.command], place)
             child = self._start(case, place)
-            used, _ = self._strike(replace(case, share=1e9), child)
+            used, _ = self._strike(replace(case, share=1e9, target="none"), child)
             if (ending := self._wait(child)) != "done":
                 raise RuntimeError(ending)
             self.cpu[case.command, case.start] = used.share
@@ -173,10 +169,7 @@ class Kills:
             if case.start == "none":
                 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
             else:
-                import loky
-
                 commands.PROCESSES = 2
-                loky.backend.context.set_start_method(case.start, force=True)
             commands.COMMANDS[case.command].run("small")
 
         return self._fork(place, act)
@@ -239,7 +232,9 @@ class Kills:
                 with contextlib.suppress(OSError):
                     used[process.pid] = time.clock_gettime(_cpu_clock(process.pid))
             cpu = sum(used.values())
-            if ended or cpu >= case.share * total or time.monotonic() > limit:
+            if ended or cpu >= case.share * total:
+                break
+            if time.monotonic() > limit and case.target != "none":
                 break
             time.sleep(0.0005)
         workers = [each for each in workers if each.is_running()]
@@ -248,11 +243,21 @@ class Kills:
             running = bool(workers)
             targets = [random.Random(case.seed).choice(workers)] if workers else []
         else:
-            targets = [] if ended else [first, *workers] if case.target == "all" else [first]
+            chosen = {"all": [first, *workers], "first": [first]}.get(case.target, [])
+            targets = [] if ended else chosen
         for process in targets:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         return Struck(cpu / total, running and bool(targets), len(workers)), workers
+
+
+def _read_while_written(place: Path) -> Tree:
+    """Return the files of a folder to which workers of the killed command may still write."""
+    while True:
+        try:
+            return read_tree(place)
+        except FileNotFoundError:
+            continue
 
 
 def _cpu_clock(pid: int) -> int:
@@ -271,10 +276,12 @@ def run_kills(folder: Path, seeds: Iterable[int], report: Callable[[Kill, str], 
     """Run the cases of seeds, and report each that fails."""
     load_libraries()
     kills = Kills(folder)
-    for seed in seeds:
+    for number, seed in enumerate(seeds, 1):
         case = Kill.of(seed)
         if wrong := kills.check(case):
             report(case, wrong)
+        if number % 20 == 0:
+            print_shares(kills.struck)
     return kills
 
 

@@ -27,7 +27,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -50,7 +50,7 @@ class Usage:
 
     minutes: float
     memory: float
-    """MB that only these processes use."""
+    """MB that belong to no file."""
     descriptors: int
     threads: int
     processes: int
@@ -62,28 +62,40 @@ def measure(process: psutil.Process, begin: float) -> Usage:
     for each in [process, *process.children(recursive=True)]:
         try:
             with each.oneshot():
-                used = (each.memory_full_info().uss, each.num_fds(), each.num_threads())
-        except psutil.NoSuchProcess:
+                used = (_own_memory(each.pid), each.num_fds(), each.num_threads())
+        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             continue
         memory, descriptors, threads = memory + used[0], descriptors + used[1], threads + used[2]
         processes += 1
     return Usage((time.monotonic() - begin) / 60, memory / 1e6, descriptors, threads, processes)
 
 
-def find_growth(name: str, usages: Sequence[Usage]) -> list[str]:
+def _own_memory(pid: int) -> int:
+    """Return the bytes of a process that belong to no file, divided by the processes that share each page.
+
+    Pages of files, such as libraries, are left out: other programs share them or not.
+    """
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    sizes = {name: int(text.split()[0]) for name, _, text in (line.partition(":") for line in lines)}
+    return 1024 * (sizes["Pss_Anon"] + sizes["Pss_Shmem"])
+
+
+def find_growth(name: str, usages: Sequence[Usage], unit: str = "minutes") -> list[str]:
     """Print the growth in the second half of a run, and return what grows.
 
-    Memory may grow by 2 % of its level per half, or by 1 MB if that is more; the fitted line decides, so one
-    high value does not. The numbers of the others may not be higher, on average, than in the quarter before.
+    Memory may grow by 2 % of its level per half, or by 1 MB if that is more. The slope is the median of the
+    slopes between all pairs of samples, so single high values do not count. The highest numbers of the others
+    in the last quarter may not exceed those of the quarter before by more than 1.
     """
     half = usages[len(usages) // 2 :]
     minutes = np.array([each.minutes for each in half])
     memory = np.array([each.memory for each in half])
-    slope = float(np.polyfit(minutes, memory, 1)[0])
+    first, second = np.triu_indices(len(half), 1)
+    slope = float(np.median((memory[second] - memory[first]) / (minutes[second] - minutes[first])))
     grown = slope * float(minutes[-1] - minutes[0])
     print(
-        f"{name}: second half, {minutes[-1] - minutes[0]:.0f} minutes: memory {memory.mean():.1f} MB, "
-        f"{memory.min():.1f} to {memory.max():.1f}, slope {60 * slope:+.2f} MB an hour"
+        f"{name}: second half, {minutes[-1] - minutes[0]:.0f} {unit}: memory {np.median(memory):.1f} MB, "
+        f"{memory.min():.1f} to {memory.max():.1f}, growth {grown:+.2f} MB"
     )
     wrong = []
     if grown > max(1.0, 0.02 * float(memory.mean())):
@@ -92,10 +104,8 @@ def find_growth(name: str, usages: Sequence[Usage]) -> list[str]:
         counts = np.array([getattr(each, what) for each in half])
         earlier, later = np.array_split(counts, 2)
         print(f"{name}: second half: {what} {counts.min()} to {counts.max()}, {counts.mean():.1f} on average")
-        if later.mean() > earlier.mean() + 1:
-            wrong.append(
-                f"{name}: the number of {what} grows from {earlier.mean():.1f} to {later.mean():.1f}"
-            )
+        if later.max() > earlier.max() + 1:
+            wrong.append(f"{name}: the number of {what} grows from {earlier.max()} to {later.max()}")
     return wrong
 
 
@@ -119,7 +129,9 @@ BOARD_SIZE: Final = 5
 GAMES: Final = 5
 """Games in a file."""
 KEPT: Final = 400
-"""Files that exist at the same time; the writer removes older ones."""
+"""Files that exist at the same time; the writer removes older ones that were read."""
+MARGIN: Final = 500
+"""Games that files may be read out of order."""
 BATCH: Final = 128
 CONFIG: Final = f"""
 seed = 1
@@ -147,7 +159,10 @@ class Writer:
     """Games in complete files."""
     files: int = 0
     ways: dict[str, int] = field(default_factory=dict)
+    read: int = 0
+    """Games that the slowest reader has read."""
     _next_game: int = 0
+    _games_before: deque[int] = field(default_factory=deque)
     _paths: deque[Path] = field(default_factory=deque)
     _growing: tuple[IO[str], int] | None = None
 
@@ -161,7 +176,10 @@ class Writer:
         )[0]
         self.ways[way] = self.ways.get(way, 0) + 1
         getattr(self, f"_write_{way.replace(' ', '_')}")()
-        while len(self._paths) > KEPT:
+        while len(self._paths) > len(self._games_before):
+            self._games_before.append(self.games)
+        while len(self._paths) > KEPT and self._games_before[0] < self.read - MARGIN:
+            self._games_before.popleft()
             self._paths.popleft().unlink()
 
     def close(self) -> None:
@@ -327,7 +345,7 @@ def run_live(options: argparse.Namespace) -> int:
         assert trainer.stdin is not None
         trainer.stdin.close()
         trainer.wait()
-        live.send_signal(2)
+        live.terminate()  # a shell that starts this script in the background makes it ignore Ctrl-C
         live.wait()
         for thread in threads:
             thread.join()
@@ -364,6 +382,7 @@ def _watch(
     print_row("minute", "games", *(what for _ in processes for what in ("MB", "descriptors", "threads")))
     due_sample, due_row = begin + 5.0, begin + 5.0
     while (now := time.monotonic()) < begin + 60 * options.minutes:
+        writer.read = int(last["LiveLoader"]["entered"]) if "LiveLoader" in last else 0
         writer.write()
         if now >= due_sample:
             due_sample += options.minutes / 6  # 360 samples
@@ -384,6 +403,75 @@ def _watch(
                 raise SystemExit(f"{name} ended with status {process.returncode}")
         time.sleep(1 / options.rate)
     return usages
+
+
+# --- epochs ------------------------------------------------------------------------------------------------
+
+LOADERS: Final = {
+    "exact, workers are kept": ({"mode": "exact"}, True),
+    "exact, new workers for each epoch": ({"mode": "exact"}, False),
+    "games, new workers for each epoch": ({"mode": "games"}, False),
+    "stream, workers are kept": ({"mode": "stream", "streams": (2, 2), "window": 64}, True),
+}
+"""Options of each loader, and whether its workers are kept."""
+
+
+def run_epochs(options: argparse.Namespace) -> int:
+    """Run epochs with DataLoader workers, and compare each with a loader without workers."""
+    from hexdata.demo import DemoOptions
+    from hexdata.pipeline import demo_config, run_config
+
+    warnings.simplefilter("ignore")  # of PyTorch, about processes that fork with threads
+    folder = Path(tempfile.mkdtemp(prefix="hexdata-epochs-", dir=options.folder))
+    try:
+        config = demo_config(folder / "demo", DemoOptions(games=options.games), with_report=False)
+        run_config(config)
+        wrong: list[str] = []
+        for name in LOADERS:
+            wrong += _run_loader(name, folder / "demo" / "store", options)
+    finally:
+        shutil.rmtree(folder)
+    return finish(wrong)
+
+
+def _run_loader(name: str, store: Path, options: argparse.Namespace) -> list[str]:
+    from hexdata.loader import Loader
+    from hexdata.torch import TorchLoader
+
+    chosen, persistent = LOADERS[name]
+    given: dict[str, Any] = {
+        "batch_size": 64,
+        "seed": 5,
+        "fields": ("board", "value", "position_id"),
+        **chosen,
+    }
+    plain = Loader(store, **given)
+    loader = TorchLoader(Loader(store, **given), num_workers=2, persistent_workers=persistent)
+    draw = random.Random(name)
+    usages, wrong, process, begin = [], [], psutil.Process(), time.monotonic()
+    expected_ids = None
+    for epoch in range(options.epochs):
+        ids = []
+        stop = draw.randrange(1, len(loader)) if epoch % 10 == 9 else None  # leave the loop, and continue
+        for step, batch in enumerate(loader, 1):
+            ids += batch["position_id"].tolist()
+            if step == stop:
+                break
+        if stop is not None:
+            ids += [number for batch in loader for number in batch["position_id"].tolist()]
+        plain.set_epoch(epoch)
+        if ids != [number for batch in plain for number in batch["position_id"].tolist()]:
+            wrong.append(f"{name}: epoch {epoch} differs from that of a loader without workers")
+        expected_ids = expected_ids or sorted(ids)
+        if sorted(ids) != expected_ids or len(set(ids)) != len(ids) or loader.epoch != epoch + 1:
+            wrong.append(f"{name}: epoch {epoch} does not deliver each position once")
+        usages.append(replace(measure(process, begin), minutes=float(epoch)))
+    step = max(1, options.epochs // 10)
+    print(f"{name}: {options.epochs} epochs of {len(expected_ids or [])} positions")
+    print_row("epoch", "MB", "descriptors", "threads", "processes")
+    for each in usages[step - 1 :: step]:
+        print_row(each.minutes, each.memory, each.descriptors, each.threads, each.processes)
+    return wrong + find_growth(name, usages, "epochs")
 
 
 # --- kills -------------------------------------------------------------------------------------------------
@@ -431,6 +519,11 @@ def main() -> int:
     train.add_argument("directory", type=Path)
     train.add_argument("--cycle", type=float, required=True)
     train.set_defaults(run=lambda options: train_live(options.directory, options.cycle))
+    epochs = parts.add_parser("epochs", help="200 epochs with worker processes")
+    epochs.add_argument("--epochs", type=int, default=200)
+    epochs.add_argument("--games", type=int, default=8)
+    epochs.add_argument("--folder", type=Path, help="where to make the store; default: the temporary folder")
+    epochs.set_defaults(run=run_epochs)
     kills = parts.add_parser("kills", help="1,000 kills")
     kills.add_argument("--first", type=int, default=0, help="first seed")
     kills.add_argument("--count", type=int, default=1000)
