@@ -145,7 +145,8 @@ class Kills:
         """Make the files that a command finds, and run it undisturbed, if that is not done."""
         place = self.folder / "undisturbed"
         if case.command not in self.begin:
-            child = self._fork(self.folder, lambda: commands.prepare(case.command, "small", place))
+            place.mkdir()
+            child = self._fork(place, lambda: commands.prepare(case.command, "medium"))
             if (ending := self._wait(child)) != "done":
                 raise RuntimeError(ending)
             self.begin[case.command] = read_tree(place)
@@ -166,11 +167,10 @@ class Kills:
         """Start the command of a case, and return the id of its process."""
 
         def act() -> None:
+            commands.PROCESSES["medium"] = 1 if case.start == "none" else 2
             if case.start == "none":
                 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-            else:
-                commands.PROCESSES = 2
-            commands.COMMANDS[case.command].run("small")
+            commands.COMMANDS[case.command].run("medium")
 
         return self._fork(place, act)
 
