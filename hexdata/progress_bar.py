@@ -15,14 +15,16 @@ from rich.text import Text
 
 from hexdata.pool import resident_bytes
 from hexdata.text import printable
-from hexdata.units import format_bytes
+from hexdata.units import format_bytes, format_duration
 
 __all__ = ["ProgressBar"]
 
 _NARROW: Final = 80
 """Terminals below this width show the rate without its unit."""
-_TEXT: Final = 72
-"""Width of everything beside the bar, in characters."""
+_STAGE: Final = 14
+"""Minimum width of the name of a stage, in characters."""
+_FACTS: Final = {True: 46, False: 56}
+"""Width of the percentage, rate, time left and memory, without and with the unit of the rate."""
 _MIN_BAR: Final = 6
 _MAX_BAR: Final = 40
 _NOTEBOOK_WIDTH: Final = 100
@@ -64,10 +66,7 @@ class _TimeLeft(_Labelled):
             return Text("stopped", style="progress.remaining")
         if task.finished or task.time_remaining is None:
             return Text("")
-        minutes, seconds = divmod(int(task.time_remaining), 60)
-        hours, minutes = divmod(minutes, 60)
-        clock = f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-        return Text(f"{clock} left", style="progress.remaining")
+        return Text(f"{format_duration(task.time_remaining)} left", style="progress.remaining")
 
 
 class _Memory(_Labelled):
@@ -103,12 +102,18 @@ class ProgressBar:
         self._notebook = _Notebook() if console is None and _in_notebook() else None
         drawn_on = self._notebook.console if self._notebook else self._console
         width = drawn_on.width
-        bar = [BarColumn(min(width - _TEXT, _MAX_BAR))] if width - _TEXT >= _MIN_BAR else []
+        narrow = width < _NARROW
+        stage_width = max(width - _FACTS[narrow], _STAGE)
+        bar = []
+        if stage_width >= _STAGE + 1 + _MIN_BAR:
+            bar_width = min(max(stage_width // 2 - 6, _MIN_BAR), _MAX_BAR)
+            bar, stage_width = [BarColumn(bar_width)], stage_width - 1 - bar_width
+        stage = Column(no_wrap=True, overflow="ellipsis", max_width=stage_width)
         self._bar = Progress(
-            TextColumn("{task.description:<14}", markup=False),
+            TextColumn(f"{{task.description:<{_STAGE}}}", markup=False, table_column=stage),
             *bar,
             TextColumn("{task.percentage:>3.0f}%"),
-            _Rate(narrow=width < _NARROW),
+            _Rate(narrow=narrow),
             _TimeLeft(),
             _Memory(),
             console=drawn_on,

@@ -7,7 +7,7 @@ from typing import Final
 
 from hexdata.errors import ConfigError
 
-__all__ = ["format_bytes", "parse_bytes"]
+__all__ = ["format_bytes", "format_duration", "parse_bytes"]
 
 _UNITS: Final = {
     "": 1,
@@ -47,3 +47,10 @@ def format_bytes(size: float) -> str:
             break
         size /= 1000
     return f"{size:,.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.3g} {unit}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration as minutes and seconds, such as "1:07", or with hours, such as "2:01:07"."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

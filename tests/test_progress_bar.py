@@ -46,6 +46,27 @@ def test_rate_time_left_and_memory_have_labels_and_fit(width):
     assert "memory" not in finished
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_long_name_of_a_stage_cuts_nothing_else(width):
+    file = io.StringIO()
+    with ProgressBar(Console(file=file, width=width, force_terminal=True, color_system=None)) as bar:
+        bar.begin("listing the positions of scattered games", 97_000_000, "positions")
+        for _ in range(3):
+            time.sleep(0.01)
+            bar.advance(30_000)
+        bar.begin("scatter", 97_000_000_000, "positions")
+        for _ in range(3):
+            time.sleep(0.01)
+            bar.advance(12_000)
+        bar._bar.refresh()
+    lines = [line.rstrip() for line in re.split(r"[\r\n]|\x1b\[[0-9;?]*[a-zA-Z]", file.getvalue())]
+    assert max(map(len, lines)) <= width
+    name = "listing the p" if width < 80 else "listing the posi"
+    for start in (name, "scatter"):
+        last = next(line for line in reversed(lines) if line.startswith(start))
+        assert re.search(r"\d+% .*[\d,]+( positions)?/s +[\d:]+ left +memory [\d.]+ [MG]B$", last)
+
+
 class Handle:
     def __init__(self, data):
         self.updates = [data]

@@ -13,12 +13,14 @@ from hexdata.browse.index import VERIFY_HINT, StoreIndex, open_index
 from hexdata.browse.listing import Listings
 from hexdata.browse.rows import StoreRows
 from hexdata.errors import HexdataError, StoreError
+from hexdata.pool import resident_bytes
 from hexdata.sql import open_catalog
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
 from hexdata.store.limits import QueryLimits
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.store.session import DuckDBPyConnection
+from hexdata.units import format_bytes, format_duration
 
 __all__ = ["BrowseLimits", "IndexingError", "Library", "OpenStore"]
 
@@ -64,13 +66,15 @@ class Steps:
     """Progress of the index for the page. The methods are those of ``Progress``."""
 
     def __init__(self, forward: Callable[[str], None]) -> None:
-        self.stage, self.done, self.total = "opening the store", 0, 0
+        self.stage, self.done, self.total, self.unit = "opening the store", 0, 0, ""
+        self._began = time.monotonic()
         self.stopped = False
         self._forward = forward
 
-    def begin(self, stage: str, total: int | None, unit: str) -> None:  # noqa: ARG002
+    def begin(self, stage: str, total: int | None, unit: str) -> None:
         """Start a step."""
-        self.stage, self.done, self.total = stage, 0, total or 0
+        self.stage, self.done, self.total, self.unit = stage, 0, total or 0, unit
+        self._began = time.monotonic()
         self._forward(stage)
 
     def advance(self, amount: int) -> None:
@@ -88,8 +92,15 @@ class Steps:
         self._forward(message)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the step and its share done, from 0 to 1."""
-        return {"stage": self.stage, "share": min(1.0, self.done / self.total) if self.total else 0.0}
+        """Return the step, its share done, from 0 to 1, and its rate, time left and memory as texts."""
+        done, total = self.done, self.total
+        facts, passed = [], time.monotonic() - self._began
+        if done and passed:
+            facts.append(f"{done / passed:,.0f} {self.unit}/s")
+        if 0 < done < total:
+            facts.append(f"{format_duration(passed / done * (total - done))} left")
+        facts.append(f"memory {format_bytes(resident_bytes())}")
+        return {"stage": self.stage, "share": min(1.0, done / total) if total else 0.0, "facts": facts}
 
 
 class Library:

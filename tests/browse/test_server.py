@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from hexdata.board import parse_moves
+from hexdata.browse import library
 from hexdata.browse.rows import StoreRows
 from hexdata.errors import ConfigError
 from hexdata.show import read_game, read_position
@@ -176,6 +177,19 @@ def test_a_fault_in_a_row_is_reported(page: Page) -> None:
 # Games, positions, boards
 
 
+def test_the_steps_of_an_index_have_rate_time_left_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 100.0, 110.0])
+    monkeypatch.setattr(library.time, "monotonic", lambda: next(clock))
+    steps = library.Steps(lambda _: None)
+    steps.begin("reading the games", 4_000, "games")
+    steps.advance(1_000)
+    content = steps.to_json()
+    assert (content["stage"], content["share"]) == ("reading the games", 0.25)
+    *facts, memory = content["facts"]
+    assert facts == ["100 games/s", "0:30 left"]
+    assert memory.startswith("memory ")
+
+
 def test_an_unexpected_error_is_shown_on_the_page(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise IndexError("out of bounds")
@@ -293,7 +307,7 @@ def test_two_readers_at_once_get_their_own_answers(page: Page) -> None:
 
 
 def test_a_changed_store_is_opened_again(browsed_store: Path, copy_store, monkeypatch) -> None:
-    from hexdata.browse import library, serving
+    from hexdata.browse import serving
     from hexdata.store import Store
     from tests.browse.conftest import Page
 

@@ -74,7 +74,7 @@ function showBuilding(step) {
       el("p", {id: "step", role: "status"}), el("progress", {id: "share", max: 1}));
     view.replaceChildren(box);
   }
-  document.getElementById("step").textContent = `${step.stage}: ${percent(step.share)}`;
+  document.getElementById("step").textContent = [`${step.stage}: ${percent(step.share)}`, ...step.facts].join(", ");
   document.getElementById("share").value = step.share;
 }
 
