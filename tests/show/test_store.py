@@ -193,6 +193,8 @@ def test_a_table_out_of_order_is_refused(odd_store, copy_store):
     (store / one).rename(store / "kept")
     (store / two).rename(store / one)
     (store / "kept").rename(store / two)
+    manifest.files[one], manifest.files[two] = manifest.files[two], manifest.files[one]
+    manifest.save(store)
     with pytest.raises(StoreError, match="position 5 is not at its row"):
         read_position(store, 5)
 
