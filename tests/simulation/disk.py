@@ -536,6 +536,8 @@ class Simulation:
 
     def action(self) -> None:
         """Run the command in the working directory."""
+        if self.exact:  # the default number of processes and threads is the number of cores
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         COMMANDS[self.command].run(self.size)
 
     def plan(self, **plan: Any) -> _Plan:
@@ -614,6 +616,8 @@ class _Worker:
         self.seen = _Seen(simulation.folder / "seen")
         self.counts: Counter[str] = Counter()
         self._disk, self._at = Disk(simulation.start), 0
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._inode = self.folder.stat().st_ino
         if simulation.exact:
             self._warm_up()
 
@@ -639,6 +643,8 @@ class _Worker:
         else:
             found = self._check_errors(cases)
         yield from ((case, wrong) for case, wrong in found if wrong)
+        if not self.folder.exists() or self.folder.stat().st_ino != self._inode:
+            raise RuntimeError(f"another program has removed {self.folder}; run these cases again")
         self.counts["cases"] += len(cases)
         self.counts.update(f"{case.fault} cases" for case in cases)
 
