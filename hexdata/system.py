@@ -6,6 +6,7 @@ No other module imports a module that exists on only one of them.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ __all__ = [
     "lock_file",
     "peak_resident_bytes",
     "read_at",
+    "release_pages",
     "remove_locked",
     "seconds_since_boot",
     "sync_folder",
@@ -160,6 +162,14 @@ def read_at(file: IO[bytes], size: int, offset: int) -> bytes:
             return file.read(size)
     else:
         return os.pread(file.fileno(), size, offset)
+
+
+def release_pages(mapped: mmap.mmap) -> None:
+    """Remove the pages of a mapped file from the memory of this process. On Windows, nothing is done."""
+    if sys.platform == "win32":
+        return
+    else:
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def seconds_since_boot() -> float:

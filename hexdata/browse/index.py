@@ -34,6 +34,7 @@ from hexdata.store.files import digest_file
 from hexdata.store.integrity import require_intact
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import read_rows
+from hexdata.system import release_pages
 
 __all__ = ["GAME", "NONE", "PROVENANCES", "VERIFY_HINT", "StoreIndex", "index_folder", "open_index"]
 
@@ -426,8 +427,8 @@ def _release(*arrays: Array) -> None:
     """Remove mapped arrays from the memory of this process; their files contain what was written."""
     for array in arrays:
         mapped: Any = array.base
-        if isinstance(mapped, mmap.mmap) and hasattr(mapped, "madvise"):  # Windows has no madvise
-            mapped.madvise(mmap.MADV_DONTNEED)
+        if isinstance(mapped, mmap.mmap):
+            release_pages(mapped)
 
 
 def _count_reasons(store: Store) -> dict[str, int]:
