@@ -99,7 +99,7 @@ def guards_writes(system: Any, path: str, data: bytes) -> bool:
 def current_tag(system: Any, path: str) -> str | None:
     """Return the tag of the stored version of an object, or None if it does not exist."""
     try:
-        return tag_of(object_info(system, path))
+        return tag_of(object_info(system, path, folders=False))
     except FileNotFoundError:
         return None
 

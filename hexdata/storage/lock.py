@@ -7,6 +7,7 @@ is a lease: an object that names the writing process and must be renewed regular
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import threading
@@ -196,13 +197,12 @@ class Lease:
     def _acquire(self) -> None:
         try:
             data, self._tag = self._file.read_tagged(_MAX_BYTES)
-            age = self._age()
         except FileNotFoundError:
-            data, age = b"", 0.0
+            data = b""
         holder = _parse_holder(data)
         # Another holder on this machine must have ended, because this process has the kernel's lock.
         is_free = not data or holder.get("free") or holder.get("machine") == self._machine
-        if not is_free and age < LEASE_SECONDS:
+        if not is_free and (age := self._read_age()) < LEASE_SECONDS:
             raise _locked_error(
                 self._store, f"{_describe_holder(data)}, which renewed its lock {max(age, 0):.0f} s ago"
             )
@@ -212,6 +212,13 @@ class Lease:
                 self._check_after_pause()
         except Changed:
             raise _locked_error(self._store, self._find_holder()) from None
+
+    def _read_age(self) -> float:
+        """Return the age of the object in seconds; infinity if it was removed since it was read."""
+        try:
+            return self._age()
+        except FileNotFoundError:
+            return math.inf
 
     def _check_after_pause(self) -> None:
         """Warn that the store cannot guard writers, and check that no other process took the lease meanwhile.

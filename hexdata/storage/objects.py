@@ -18,8 +18,16 @@ from hexdata.storage.cache_dir import cache_folder
 from hexdata.storage.conditions import current_tag, guards_writes, tag_of, write_if_unchanged
 from hexdata.storage.errors import add_path_to_disk_full, add_path_to_error
 from hexdata.storage.lock import LOCK_NAME, Lease, kernel_lock, machine_id
-from hexdata.storage.reading import PART, file_system, list_objects, object_info, open_object, speaks_s3
-from hexdata.storage.retry import is_temporary, with_retries
+from hexdata.storage.reading import (
+    PART,
+    file_system,
+    get_object,
+    list_objects,
+    object_info,
+    open_object,
+    speaks_s3,
+)
+from hexdata.storage.retry import code_of, is_temporary, with_retries
 from hexdata.storage.upload import abort_uploads, upload
 from hexdata.system import lock_file, remove_locked
 
@@ -55,10 +63,9 @@ class ObjectStorage(Storage):
     def size(self) -> int | None:
         """Return the size of the object in bytes, or None if there is no such object."""
         try:
-            info = object_info(self._system, self.path.path)
+            return int(object_info(self._system, self.path.path, folders=False)["size"])
         except FileNotFoundError:
             return None
-        return int(info["size"]) if info["type"] == "file" else None
 
     def is_folder(self) -> bool:
         """Return False: objects below an address do not prevent an object at this address."""
@@ -67,7 +74,7 @@ class ObjectStorage(Storage):
     def version(self) -> str:
         """Return the tag or version number, else size and time; empty if the object does not exist."""
         try:
-            info = object_info(self._system, self.path.path)
+            info = object_info(self._system, self.path.path, folders=False)
         except FileNotFoundError:
             return ""
         return tag_of(info) or f"{info['size']} {info.get('LastModified') or info.get('created')}"
@@ -76,8 +83,10 @@ class ObjectStorage(Storage):
         """Return the sizes in bytes of the objects below the address, by relative name, sorted."""
         root = self.path.path.rstrip("/")
         found = list_objects(self._system, root, recursive=True)
+        if not found and (size := self.size()) is not None:
+            return {"": size}
         sizes = {
-            key.removeprefix(root).lstrip("/"): info["size"]
+            key.removeprefix(f"{root}/"): info["size"]
             for key, info in found.items()
             if info["type"] == "file" and not key.endswith("/")
         }
@@ -112,12 +121,23 @@ class ObjectStorage(Storage):
 
     def read_tail(self, count: int) -> bytes:
         """Return the last ``count`` bytes of the object, or all if it is shorter."""
+        system, path = self._system, self.path.path
         with add_path_to_error(self.path):
-            found: bytes = with_retries(self._system.tail, self.path.path, count)
-        return found
+            if not speaks_s3(system):
+                found: bytes = with_retries(system.tail, path, count)
+                return found
+            try:
+                return get_object(system, path, Range=f"bytes=-{count}")[0]
+            except OSError as error:
+                if code_of(error) in ("InvalidRange", "416"):  # of an empty object
+                    return b""
+                raise
 
     def read_tagged(self, max_bytes: int) -> Tagged:  # noqa: ARG002
         """Read the object and the tag of its version. ``max_bytes`` has no effect."""
+        if speaks_s3(self._system):
+            data, answer = get_object(self._system, self.path.path)
+            return Tagged(data, tag_of(answer))
         return with_retries(self._read_tagged)  # type: ignore[no-any-return]
 
     def _read_tagged(self) -> Tagged:
@@ -179,7 +199,10 @@ class ObjectStorage(Storage):
 
     def append(self, line: bytes, *, max_bytes: int) -> None:
         """Replace the object by its last ``max_bytes`` bytes and the line."""
-        before = self.read_tail(max_bytes) if self.size() is not None else b""
+        try:
+            before = self.read_tail(max_bytes)
+        except FileNotFoundError:
+            before = b""
         with self.publish() as file:
             file.write(before + line)
 
@@ -275,7 +298,9 @@ class ObjectStorage(Storage):
 
     def unreplaceable(self) -> list[str]:
         """Return the relative names of the objects below the address."""
-        return list(self.files())
+        root = self.path.path.rstrip("/")
+        found = list_objects(self._system, root, recursive=True)
+        return sorted(key.removeprefix(f"{root}/") for key in found if not key.endswith("/"))
 
     def query_filesystem(self) -> Any:
         """Return a read-only file system that caches the properties of objects."""

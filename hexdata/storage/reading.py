@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from contextlib import suppress
 from io import BufferedReader
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,7 +12,15 @@ from hexdata.storage.retry import code_of, with_retries
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["PART", "file_system", "list_objects", "object_info", "open_object", "speaks_s3"]
+__all__ = [
+    "PART",
+    "file_system",
+    "get_object",
+    "list_objects",
+    "object_info",
+    "open_object",
+    "speaks_s3",
+]
 
 PART: Final = 8 << 20
 """Bytes per request and per uploaded part."""
@@ -36,7 +43,7 @@ def speaks_s3(system: Any) -> bool:
     return hasattr(system, "call_s3")
 
 
-def object_info(system: Any, path: str) -> dict[str, Any]:
+def object_info(system: Any, path: str, *, folders: bool = True) -> dict[str, Any]:
     """Return the properties of an object or folder: at least "size" in bytes, and "type".
 
     S3 answers a rejected HEAD request with a status alone. In this case the first byte is requested too,
@@ -45,18 +52,40 @@ def object_info(system: Any, path: str) -> dict[str, Any]:
     Args:
         system: File system of fsspec.
         path: Path in this file system.
+        folders: Whether to look for a folder if there is no such object, which S3 needs another request for
+            (default: True).
 
     Raises:
         FileNotFoundError: There is no such object or folder.
         OSError: The request failed.
     """
     try:
-        info: dict[str, Any] = with_retries(system.info, path)
+        info: dict[str, Any] = with_retries(_info if folders else _file_info, system, path)
     except OSError as error:
         if speaks_s3(system) and code_of(error) in _NO_REASON:
             _raise_reason(system, path)
         raise
     return info
+
+
+def _info(system: Any, path: str) -> Any:
+    return system.info(path)
+
+
+def _file_info(system: Any, path: str) -> Any:
+    """Return the properties of an object as the file system does, with one request.
+
+    Raises:
+        FileNotFoundError: There is no such object.
+    """
+    bucket, key, _ = system.split_path(path) if speaks_s3(system) else ("", "", None)
+    if not key:
+        info = system.info(path)
+        if info["type"] != "file":
+            raise FileNotFoundError(path)
+        return info
+    found = system.call_s3("head_object", Bucket=bucket, Key=key)
+    return {**found, "name": path, "size": found["ContentLength"], "type": "file"}
 
 
 def _raise_reason(system: Any, path: str) -> None:
@@ -74,6 +103,36 @@ def _raise_reason(system: Any, path: str) -> None:
             raise
 
 
+def get_object(system: Any, path: str, **arguments: Any) -> tuple[bytes, dict[str, Any]]:
+    """Return the content of an object of an S3 store and the headers of the answer, with one request.
+
+    Args:
+        system: File system of s3fs.
+        path: Path in this file system.
+        arguments: Other arguments of the S3 client, such as ``Range``.
+
+    Returns:
+        The content, and the answer of the client, among it "ETag".
+
+    Raises:
+        FileNotFoundError: The object does not exist.
+        OSError: The request failed.
+    """
+    from fsspec.asyn import sync  # type: ignore[import-untyped]  # loads fsspec
+
+    bucket, key, _ = system.split_path(path)
+
+    async def request() -> tuple[bytes, dict[str, Any]]:
+        answer = await system._call_s3("get_object", Bucket=bucket, Key=key, **arguments)
+        try:
+            return await answer["Body"].read(), answer
+        finally:
+            answer["Body"].close()
+
+    found: tuple[bytes, dict[str, Any]] = with_retries(sync, system.loop, request)
+    return found
+
+
 def list_objects(system: Any, folder: str, *, recursive: bool) -> dict[str, dict[str, Any]]:
     """List the objects of a folder, with the retries of each request.
 
@@ -84,7 +143,7 @@ def list_objects(system: Any, folder: str, *, recursive: bool) -> dict[str, dict
 
     Returns:
         The properties, by path: at least "name", "size" in bytes, and "type" ("file" or "directory"). Empty
-        if the folder does not exist. An object at the path itself is listed only if ``recursive`` is true.
+        if the folder does not exist. An object at the path itself is not listed.
 
     Raises:
         FileNotFoundError: The bucket does not exist.
@@ -97,7 +156,7 @@ def list_objects(system: Any, folder: str, *, recursive: bool) -> dict[str, dict
         except FileNotFoundError:
             return {}
         listed = found.values() if isinstance(found, dict) else found
-        return {one["name"]: one for one in listed if recursive or one["name"].rstrip("/") != folder}
+        return {one["name"]: one for one in listed if one["name"].rstrip("/") != folder}
     bucket, key, _ = system.split_path(folder)
     request = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""} | (
         {} if recursive else {"Delimiter": "/"}
@@ -116,10 +175,6 @@ def list_objects(system: Any, folder: str, *, recursive: bool) -> dict[str, dict
         if not page.get("IsTruncated"):
             break
         request["ContinuationToken"] = page["NextContinuationToken"]
-    if recursive and key and not objects:
-        with suppress(FileNotFoundError):
-            info = object_info(system, folder)
-            return {folder: info} if info["type"] == "file" else {}
     return objects
 
 

@@ -217,7 +217,7 @@ class Store:
             if not lock.has_current_work:
                 storage_of(self.work).remove_tree()  # out of date: other machines have written since
             storage_of(self.path).remove_unfinished(_FOLDERS)
-            if storage_of(self.path / MANIFEST_NAME).exists():
+            if storage_of(self.path / MANIFEST_NAME).size() is not None:
                 self.manifest = Manifest.load(self.path)
                 self.require_writable()
             self.manifest.before_saving = self.require_lock = lock.require

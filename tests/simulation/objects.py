@@ -328,6 +328,8 @@ class SimulatedS3:
         answered = datetime.fromtimestamp(int(self._simulation.now), UTC)
         return {
             "LastModified": datetime.fromtimestamp(int(stored.time), UTC),
+            "ContentLength": len(stored.data),
+            "ETag": stored.tag,
             "ResponseMetadata": {"HTTPHeaders": {"date": format_datetime(answered, usegmt=True)}},
         }
 
@@ -379,9 +381,15 @@ class SimulatedS3:
         data: bytes = self._simulation.request("get_object", path, action)
         return data
 
-    def tail(self, path: str, count: int) -> bytes:
-        """Return the last bytes of an object."""
-        return self.cat_file(path)[-count:]
+    def read_object(self, path: str) -> tuple[bytes, dict[str, Any]]:
+        """Return the content of an object, and its tag as in the answer of the client."""
+
+        def action() -> tuple[bytes, dict[str, Any]]:
+            stored = self._require(path)
+            return stored.data, {"ETag": stored.tag}
+
+        found: tuple[bytes, dict[str, Any]] = self._simulation.request("get_object", path, action)
+        return found
 
     def rm_file(self, path: str) -> None:
         """Remove an object."""
@@ -459,6 +467,10 @@ def simulated(simulation: Simulation) -> Iterator[None]:
     def send(system: Any, method: str, body: bytes, **arguments: Any) -> Any:
         return system.call_s3(method, Body=body, **arguments)
 
+    def read(system: Any, path: str, **_: Any) -> tuple[bytes, dict[str, Any]]:
+        found: tuple[bytes, dict[str, Any]] = storage_retry.with_retries(system.read_object, path)
+        return found
+
     def policy(one: RetryPolicy) -> Policy:
         return Policy(**{name: getattr(one, name) for name in one.__dataclass_fields__})
 
@@ -472,6 +484,7 @@ def simulated(simulation: Simulation) -> Iterator[None]:
         *((module, "send_body", send) for module in (conditions, upload)),
         *((module, "cache_folder", folder) for module in (objects, cache_dir)),
         *((module, "time", clock) for module in (lock, objects, storage_retry, sys.modules["hexdata.retry"])),
+        (objects, "get_object", read),
         (lock, "threading", SimpleNamespace(Event=_Event, Thread=Thread)),
         (lock, "seconds_since_boot", lambda: simulation.now + _local.machine.skew),
         (storage_retry, "_silence", Silence()),

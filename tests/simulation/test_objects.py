@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,25 @@ from hexdata.storage.objects import ObjectStorage
 from tests.pairs import FULL
 from tests.simulation import objects
 
-SUSPENDED = 77
-"""A seed whose first writer waits for the list of objects to remove until its lease has expired."""
+SUSPENDED = 2
+"""A seed whose second writer begins while the first one is suspended."""
+
+
+@pytest.fixture
+def suspended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suspend the first writer before it lists the objects to remove, until its lease has expired."""
+    request = objects.Simulation.request
+    seen: set[objects.Simulation] = set()
+
+    def suspending(simulation: objects.Simulation, method: str, key: str, action: Any) -> Any:
+        machine = objects._local.machine
+        lists = method == "list_objects_v2" and machine.name == "A" and machine.lease is not None
+        if lists and simulation not in seen:
+            seen.add(simulation)
+            simulation.give_turn(400.0)
+        return request(simulation, method, key, action)
+
+    monkeypatch.setattr(objects.Simulation, "request", suspending)
 
 
 def test_two_writers_give_one_whole_dataset() -> None:
@@ -31,11 +49,13 @@ def test_a_run_is_repeatable(tmp_path: Path) -> None:
     assert logs[0] == logs[1]
 
 
+@pytest.mark.usefixtures("suspended")
 def test_a_writer_that_was_suspended_while_it_listed_removes_nothing(tmp_path: Path) -> None:
     """The lock is checked before each removal, also after the listing."""
     objects.run_seed(SUSPENDED, tmp_path)
 
 
+@pytest.mark.usefixtures("suspended")
 def test_the_simulation_finds_removals_without_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     remove_tree = ObjectStorage.remove_tree
     monkeypatch.setattr(ObjectStorage, "remove_tree", lambda storage, _=None: remove_tree(storage))

@@ -94,8 +94,8 @@ def test_an_answer_without_a_body(
     told: Told, bucket: UPath, object_store: ObjectStore, status: int, found: str, reason: str, hint: str
 ) -> None:
     object_store.fail(Fault("HEAD", status=status, count=99))
-    said = told(f"verify {bucket}store")
-    assert said == f"hexdata: {bucket}store/manifest.json: {reason}; found {found}. {hint}\n"
+    said = told(f"convert . {bucket}store")
+    assert said == f"hexdata: {bucket}store: {reason}; found {found}. {hint}\n"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_an_endpoint_that_is_none(told: Told, bucket: UPath, monkeypatch: pytest
 
 
 def test_an_answer_that_does_not_come(told: Told, bucket: UPath, object_store: ObjectStore) -> None:
-    object_store.fail(Fault("HEAD", delay=30.0))
+    object_store.fail(Fault("GET", delay=30.0))
     url = f"{object_store.endpoint}/{bucket.path.strip('/')}/store/manifest.json"
     assert told(f"verify {bucket}store", read_timeout=1) == (
         f"hexdata: {bucket}store/manifest.json: the object store does not answer in time; found Read "

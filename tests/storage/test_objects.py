@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hexdata.errors import StoreError
-from hexdata.storage import Changed, storage_of
+from hexdata.storage import Changed, as_path, storage_of
 from hexdata.storage.conditions import tag_of
 from hexdata.storage.reading import list_objects, object_info
 from hexdata.storage.upload import abort_uploads, upload
@@ -226,6 +226,22 @@ def test_the_tag_of_a_put_is_its_own(probed_bucket: UPath, object_store: ObjectS
         storage_of(bucket / "a").put(b"2", tag)
 
 
+def test_the_content_and_the_tag_of_an_object_are_read_with_one_request(
+    bucket: UPath, object_store: ObjectStore
+) -> None:
+    """They are therefore of the same version. A broken answer is requested again."""
+    tag = storage_of(bucket / "a").put(b"12345", None)
+    object_store.requests()
+    assert storage_of(bucket / "a").read_tagged(9) == (b"12345", tag)
+    assert methods(object_store, bucket) == ["GET"]
+    object_store.fail(Fault("GET", "/a", cut=2), Fault("GET", "/a", status=503))
+    assert storage_of(bucket / "a").read_tagged(9) == (b"12345", tag)
+    assert methods(object_store, bucket) == ["GET"] * 3
+    for path in (bucket / "none", as_path("s3://test-no-such-bucket/a")):
+        with pytest.raises(FileNotFoundError):
+            storage_of(path).read_tagged(9)
+
+
 def test_a_put_whose_answer_was_lost_is_ours(bucket: UPath, object_store: ObjectStore) -> None:
     object_store.fail(Fault("PUT", status=500, lose=True))
     tag = storage_of(bucket / "a").put(b"1", None)
@@ -252,11 +268,43 @@ def test_a_bucket_without_unfinished_uploads(bucket: UPath, object_store: Object
         abort_uploads(bucket / "store")
 
 
-def test_a_part_of_an_object_is_read(bucket: UPath) -> None:
+def test_a_part_of_an_object_is_read(bucket: UPath, object_store: ObjectStore) -> None:
     """Rclone sends the checksum of the whole object with it."""
     storage_of(bucket / "a").put(b"0123456789", None)
     assert storage_of(bucket / "a").read_range(2, 5) == b"234"
+    object_store.requests()
     assert storage_of(bucket / "a").read_tail(3) == b"789"
+    assert storage_of(bucket / "a").read_tail(11) == b"0123456789"
+    assert methods(object_store, bucket) == ["GET", "GET"]
+    (bucket / "empty").write_bytes(b"")
+    assert storage_of(bucket / "empty").read_tail(3) == b""
+    with pytest.raises(FileNotFoundError):
+        storage_of(bucket / "none").read_tail(3)
+
+
+def test_a_line_is_appended_with_three_requests(bucket: UPath, object_store: ObjectStore) -> None:
+    for content in (b"1\n", b"1\n1\n", b"1\n1\n1\n", b"1\n1\n1\n"):
+        object_store.requests()
+        storage_of(bucket / "log").append(b"1\n", max_bytes=4)
+        assert methods(object_store, bucket) == ["GET", "PUT", "HEAD"]
+        assert (bucket / "log").read_bytes() == content
+
+
+def test_a_missing_object_takes_one_request(bucket: UPath, object_store: ObjectStore) -> None:
+    """Not a second one that looks for a folder."""
+    (bucket / "folder" / "a").write_bytes(b"1")
+    object_store.requests()
+    for name in ("none", "folder"):
+        assert storage_of(bucket / name).size() is None
+        assert storage_of(bucket / name).version() == ""
+        assert methods(object_store, bucket) == ["HEAD", "HEAD"]
+    storage_of(bucket / "none").remove_tree()
+    assert storage_of(bucket / "none").unreplaceable() == []
+    assert methods(object_store, bucket) == ["GET", "GET"]
+    assert storage_of(bucket / "none").files() == {}
+    assert methods(object_store, bucket) == ["GET", "HEAD"]
+    (bucket / "none").write_bytes(b"1")
+    assert storage_of(bucket / "none").files() == {"": 1}
 
 
 def test_the_listed_tag_is_that_of_the_object(bucket: UPath) -> None:
