@@ -19,15 +19,16 @@ from hexdata.storage.retry import with_retries
 __all__ = ["QueryFileSystem"]
 
 _UNFINISHED: Final = "/."
-"""Part of the keys in hidden folders, whose objects may change during a query."""
+"""Part of the keys in hidden folders, to which a session adds objects."""
 
 _KEPT: Final = ("name", "size", "type", "ETag", "LastModified")
 """Properties kept from a listing, to save memory with many objects."""
 
 
 class QueryFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no type information
-    """Reads through another file system and caches the properties of objects outside hidden folders.
+    """Reads through another file system and caches the properties of objects.
 
+    An object that is replaced after its first use is not read any more, if the store supports conditions.
     DuckDB converts exceptions to text, so the first one is kept as ``failure``.
 
     Args:
@@ -59,6 +60,8 @@ class QueryFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Return the properties of an object. The first request in a folder lists the whole folder.
 
+        Hidden folders are not listed, because each of their objects is written shortly before its first use.
+
         Raises:
             FileNotFoundError: The object does not exist.
             OSError: The request failed.
@@ -68,11 +71,8 @@ class QueryFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
 
     def _find(self, path: str) -> dict[str, Any]:
         key = self._strip_protocol(path)
-        if _UNFINISHED in key:
-            found: dict[str, Any] = object_info(self._system, key)
-            return found
         folder = key.rpartition("/")[0]
-        if key not in self._known and folder not in self._listed:
+        if key not in self._known and folder not in self._listed and _UNFINISHED not in key:
             listed = list_objects(self._system, folder, recursive=False)
             self._known |= {
                 one["name"]: {name: one[name] for name in _KEPT if name in one}

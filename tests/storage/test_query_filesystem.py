@@ -69,25 +69,34 @@ def test_objects_of_a_folder_are_asked_for_together(bucket: UPath, object_store:
 
 
 @needs_conditions
-def test_another_version_of_an_object_is_not_read(bucket: UPath) -> None:
-    (bucket / "a").write_bytes(b"before")
+@pytest.mark.parametrize("name", ["a", ".work/a"])
+def test_another_version_of_an_object_is_not_read(bucket: UPath, name: str) -> None:
+    path = bucket / name
+    path.write_bytes(b"before")
     system = QueryFileSystem(bucket.fs, "s3")
-    handle = system.open(str(bucket / "a"))
-    (bucket / "a").write_bytes(b"after!")
-    with pytest.raises(OSError, match=str(bucket / "a")):
+    handle = system.open(str(path))
+    path.write_bytes(b"after!")
+    with pytest.raises(OSError, match=str(path)):
         handle.read(6)
     assert isinstance(system.failure, OSError)
 
 
-def test_of_unfinished_work_nothing_is_remembered(bucket: UPath) -> None:
-    path = bucket / ".work" / "a"
+def test_an_object_of_unfinished_work_is_asked_for_once(bucket: UPath, object_store: ObjectStore) -> None:
+    """Objects that are written later are found too."""
     system = QueryFileSystem(bucket.fs, "s3")
-    for content in (b"1", b"22"):
-        path.write_bytes(content)
-        assert system.size(str(path)) == len(content)
-        handle = system.open(str(path))
-        assert handle.read() == content
-        handle.close()
+    for name in "ab":
+        path = bucket / ".work" / name
+        assert not system.exists(str(path))
+        path.write_bytes(name.encode())
+        object_store.requests()
+        for _ in range(3):
+            assert system.exists(str(path))
+            assert system.size(str(path)) == 1
+            assert system.modified(str(path)) is not None
+            handle = system.open(str(path))
+            assert handle.read() == name.encode()
+            handle.close()
+        assert methods(object_store, bucket) == ["HEAD", "GET", "GET", "GET"]
 
 
 def test_objects_are_found_by_the_name_that_queries_use(bucket: UPath) -> None:
