@@ -1,11 +1,13 @@
-"""Read-only file system for queries, which caches the properties of objects.
+"""Read-only file system for queries, which caches the properties and the ends of objects.
 
-DuckDB asks for the size and time of an object each time it opens it.
+DuckDB opens a Parquet file several times in a query. Each time it asks for the size and the time of the file,
+and reads its end, which contains the footer. It reads a small file whole.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import SEEK_SET, BufferedReader
@@ -21,6 +23,10 @@ __all__ = ["QueryFileSystem"]
 _UNFINISHED: Final = "/."
 """Part of the keys in hidden folders, to which a session adds objects."""
 
+_END_BYTES: Final = 1 << 20
+"""Maximum size of an end that is kept."""
+_ALL_ENDS_BYTES: Final = 2 << 20
+"""Maximum size of all ends that are kept."""
 _KEPT: Final = ("name", "size", "type", "ETag", "LastModified")
 """Properties kept from a listing, to save memory with many objects."""
 
@@ -47,6 +53,9 @@ class QueryFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
         self.failure: BaseException | None = None
         self._known: dict[str, dict[str, Any]] = {}
         self._listed: set[str] = set()
+        self._ends: OrderedDict[str, bytes] = OrderedDict()
+        """Ends of objects, the one used last at the end."""
+        self._ends_lock = threading.Lock()
 
     @contextmanager
     def keep_failure(self) -> Iterator[None]:
@@ -119,7 +128,24 @@ class QueryFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has n
         if mode != "rb":
             raise NotImplementedError(f"{path}: this file system is read-only")
         info = self.info(path)
-        return _SharedObject(self, lambda: open_object(self._system, path, path, info=info))
+        return _SharedObject(self, info, lambda: open_object(self._system, path, path, info=info))
+
+    def end_of(self, name: str, count: int) -> bytes | None:
+        """Return the last ``count`` bytes of an object, or None if they are not kept."""
+        with self._ends_lock:
+            end = self._ends.get(name, b"")
+            if len(end) < count:
+                return None
+            self._ends.move_to_end(name)
+            return end[len(end) - count :]
+
+    def keep_end(self, name: str, end: bytes) -> None:
+        """Keep the end of an object, instead of those that were not used for the longest time."""
+        with self._ends_lock:
+            self._ends.pop(name, None)
+            self._ends[name] = end
+            while sum(map(len, self._ends.values())) > _ALL_ENDS_BYTES:
+                self._ends.popitem(last=False)
 
 
 class _SharedObject:
@@ -129,8 +155,12 @@ class _SharedObject:
     discards thread-local data of DuckDB's threads between two calls.
     """
 
-    def __init__(self, system: QueryFileSystem, open_for_thread: Callable[[], BufferedReader]) -> None:
+    def __init__(
+        self, system: QueryFileSystem, info: dict[str, Any], open_for_thread: Callable[[], BufferedReader]
+    ) -> None:
         self._system = system
+        self._name: str = info["name"]
+        self._size = int(info["size"])
         self._open_for_thread = open_for_thread
         self._opened: dict[int, BufferedReader] = {}
 
@@ -143,7 +173,16 @@ class _SharedObject:
     def read(self, size: int = -1) -> bytes:
         """Read ``size`` bytes, or all that remain, at the offset of this thread."""
         with self._system.keep_failure():
-            return self._of_this_thread().read(size)
+            opened = self._of_this_thread()
+            count = self._size - opened.tell()
+            if not 0 < count <= _END_BYTES or 0 <= size < count:
+                return opened.read(size)
+            end = self._system.end_of(self._name, count)
+            if end is None:
+                end = opened.read()
+                self._system.keep_end(self._name, end)
+            opened.seek(self._size)
+            return end
 
     def seek(self, offset: int, whence: int = SEEK_SET) -> int:
         """Move this thread to an offset and return it."""

@@ -89,14 +89,60 @@ def test_an_object_of_unfinished_work_is_asked_for_once(bucket: UPath, object_st
         assert not system.exists(str(path))
         path.write_bytes(name.encode())
         object_store.requests()
-        for _ in range(3):
+        for _ in range(3):  # as DuckDB opens it
             assert system.exists(str(path))
             assert system.size(str(path)) == 1
             assert system.modified(str(path)) is not None
             handle = system.open(str(path))
             assert handle.read() == name.encode()
             handle.close()
-        assert methods(object_store, bucket) == ["HEAD", "GET", "GET", "GET"]
+        assert methods(object_store, bucket) == ["HEAD", "GET"]
+
+
+def test_the_end_of_an_object_is_read_once(bucket: UPath, object_store: ObjectStore) -> None:
+    """Ends of up to 1 MiB are kept, 2 MiB in all, so those of the last two objects."""
+    data = os.urandom(1 << 20)
+    for number in range(3):
+        (bucket / str(number)).write_bytes(b"x" + data[number:])
+    system = QueryFileSystem(bucket.fs, "s3")
+    system.info(str(bucket / "0"))
+    object_store.requests()
+
+    def read_end(number: int) -> list[str]:
+        handle = system.open(str(bucket / str(number)))
+        handle.seek(1)
+        assert handle.read(len(data)) == data[number:]
+        size = 1 + len(data) - number
+        assert handle.tell() == size
+        assert handle.read(1) == b""
+        for start, count in ((size - 8, 8), (size - 100, 200), (size - 10, -1)):
+            handle.seek(start)
+            assert handle.read(count) == data[start - size :]
+            assert handle.tell() == size
+        handle.close()
+        return methods(object_store, bucket)
+
+    assert [read_end(number) for number in (0, 0, 1, 0, 2, 0)] == [["GET"], [], ["GET"], [], ["GET"], []]
+    assert read_end(1) == ["GET"]  # it was removed for 2
+    handle = system.open(str(bucket / "0"))
+    assert handle.read(5) == b"x" + data[:4]
+    assert handle.read(1 << 21) == data[4:]
+    handle.close()
+
+
+@pytest.mark.parametrize("rows", [1 << 16, 1 << 19])
+def test_queries_in_one_session_read_a_footer_once(
+    bucket: UPath, object_store: ObjectStore, rows: int
+) -> None:
+    """DuckDB reads a small file whole, and of a larger one first the end."""
+    table = pa.table({"a": range(rows), "b": [os.urandom(8) for _ in range(rows)]})
+    path = bucket / "a.parquet"
+    write_parquet(path, table.schema, [table])
+    object_store.requests()
+    with duckdb_session(memory=64 << 20, threads=1, store=path) as con:
+        for _ in range(4):
+            assert con.sql(f"SELECT count(*) FROM {read_parquet_sql([path])}").fetchall() == [(rows,)]
+    assert methods(object_store, bucket) == ["GET", "GET"]  # the folder and the end
 
 
 def test_objects_are_found_by_the_name_that_queries_use(bucket: UPath) -> None:
