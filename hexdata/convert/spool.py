@@ -316,14 +316,11 @@ def read_source(
         spool.remove()
         try:
             facts = _read(path, spool, reading)
-            if facts.format == "trmph" and _has_grown(path, version, size, sha256):
+            if _require_version_or_growth(path, version, facts, size, sha256):
                 spool.remove()
                 part = reading.part or FilePart(0, size)
                 facts = replace(_read(path, spool, replace(reading, part=part)), reading=reading)
-                if not _has_grown(path, version, size, sha256):
-                    _require_version(path, version)
-            else:
-                _require_version(path, version)
+                _require_version_or_growth(path, version, facts, size, sha256)
         except _OtherBoardSize as other:
             spool.remove()
             return SpoolFacts(board_size=other.board_size)
@@ -366,13 +363,32 @@ def _require_version(path: AnyPath, version: str) -> None:
         )
 
 
-def _has_grown(path: AnyPath, version: str, size: int, sha256: str) -> bool:
-    """Return whether a text without gzip has another version, but still begins with the digested bytes."""
+def _require_version_or_growth(
+    path: AnyPath, version: str, facts: SpoolFacts, size: int, sha256: str
+) -> bool:
+    """Check as :func:`_require_version`, but allow that lines were appended to a text without gzip.
+
+    Returns:
+        Whether the source has grown: it has another version, but still begins with the digested bytes.
+
+    Raises:
+        SourceChangedError: the source has changed otherwise.
+    """
+    try:
+        _require_version(path, version)
+    except SourceChangedError:
+        if facts.format == "trmph" and _has_grown(path, size, sha256):
+            return True
+        raise
+    return False
+
+
+def _has_grown(path: AnyPath, size: int, sha256: str) -> bool:
+    """Return whether a text without gzip is longer than before and begins with the same bytes."""
     with translate_errors(path):
         storage = storage_of(path)
         return (
-            storage.version() not in ("", version)
-            and (storage.size() or 0) > size
+            (storage.size() or 0) > size
             and not is_gzip(storage.read_range(0, 2))
             and digest_beginning(path, size) == sha256
         )
