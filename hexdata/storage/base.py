@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from io import BufferedReader
 from pathlib import Path
@@ -160,6 +160,12 @@ class Storage(ABC):
         Args:
             block: Bytes per request to an object store, 8 MiB by default. The last block is kept in memory.
         """
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content in order, in blocks. Of an object, all blocks are of one version."""
+        with self.open() as file:
+            while data := file.read(PART):
+                yield data
 
     @property
     @abstractmethod

@@ -109,6 +109,31 @@ class ObjectStorage(Storage):
         """Open the object for reading and seeking, with ``block`` bytes per request."""
         return open_object(self._system, self.path.path, str(self.path), block=block)
 
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content in blocks of 8 MiB, with one request for each."""
+        system, path = self._system, self.path.path
+        if not speaks_s3(system):
+            yield from super().blocks()
+            return
+        with add_path_to_error(self.path):
+            try:
+                data, answer = get_object(system, path, Range=f"bytes=0-{PART - 1}")
+            except OSError as error:
+                if _is_empty_range(error):  # the object is empty
+                    return
+                raise
+            size = int(answer.get("ContentRange", f"/{len(data)}").rpartition("/")[2])
+            condition = {"IfMatch": answer["ETag"]} if answer.get("ETag") else {}
+            offset = 0
+            while data:
+                yield data
+                offset += len(data)
+                if offset == size:
+                    return
+                end = min(offset + PART, size) - 1
+                data = get_object(system, path, Range=f"bytes={offset}-{end}", **condition)[0]
+            raise OSError(errno.EIO, f"the answer ends after {offset:,} of {size:,} bytes")
+
     @property
     def local(self) -> None:
         """None: an object has no local path."""
@@ -129,7 +154,7 @@ class ObjectStorage(Storage):
             try:
                 return get_object(system, path, Range=f"bytes=-{count}")[0]
             except OSError as error:
-                if code_of(error) in ("InvalidRange", "416"):  # of an empty object
+                if _is_empty_range(error):  # the object is empty
                     return b""
                 raise
 
@@ -311,3 +336,8 @@ class ObjectStorage(Storage):
     def is_temporary(self, error: BaseException) -> bool:
         """Return whether the object store may answer later, so that nothing is known about the object."""
         return is_temporary(error)
+
+
+def _is_empty_range(error: OSError) -> bool:
+    """Return whether a store has no byte of a requested range."""
+    return code_of(error) in ("InvalidRange", "416")

@@ -50,9 +50,16 @@ def write_bytes(path: AnyPath, data: bytes, *, rows: int = 0, replace: bool = Tr
 
 def digest_file(path: AnyPath) -> tuple[int, str]:
     """Return the size in bytes and the SHA-256 (hexadecimal) of a file, read in chunks."""
-    with storage_of(path).open() as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return file.tell(), digest.hexdigest()
+    storage = storage_of(path)
+    if storage.local is not None:
+        with storage.open() as file:
+            digest = hashlib.file_digest(file, "sha256")
+            return file.tell(), digest.hexdigest()
+    digest, size = hashlib.sha256(), 0
+    for block in storage.blocks():
+        digest.update(block)
+        size += len(block)
+    return size, digest.hexdigest()
 
 
 def digest_beginning(path: AnyPath, count: int) -> str:

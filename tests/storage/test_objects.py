@@ -282,6 +282,31 @@ def test_a_part_of_an_object_is_read(bucket: UPath, object_store: ObjectStore) -
         storage_of(bucket / "none").read_tail(3)
 
 
+@pytest.mark.parametrize("size", [0, 1, 8 << 20, (16 << 20) + 1])
+def test_the_blocks_of_an_object_take_one_request_each(
+    bucket: UPath, object_store: ObjectStore, size: int
+) -> None:
+    data = os.urandom(size)
+    (bucket / "a").write_bytes(data)
+    object_store.requests()
+    assert b"".join(storage_of(bucket / "a").blocks()) == data
+    assert methods(object_store, bucket) == ["GET"] * max(-(-size // (8 << 20)), 1)
+    object_store.fail(Fault("GET", "/a", status=503), Fault("GET", "/a", cut=size // 2, skip=1))
+    assert b"".join(storage_of(bucket / "a").blocks()) == data
+    with pytest.raises(FileNotFoundError):
+        list(storage_of(bucket / "none").blocks())
+
+
+@needs_conditions
+def test_the_blocks_of_an_object_are_of_one_version(bucket: UPath) -> None:
+    (bucket / "a").write_bytes(bytes(9 << 20))
+    blocks = storage_of(bucket / "a").blocks()
+    next(blocks)
+    (bucket / "a").write_bytes(bytes([1]) * (9 << 20))
+    with pytest.raises(OSError, match=str(bucket / "a")):
+        next(blocks)
+
+
 def test_a_line_is_appended_with_three_requests(bucket: UPath, object_store: ObjectStore) -> None:
     for content in (b"1\n", b"1\n1\n", b"1\n1\n1\n", b"1\n1\n1\n"):
         object_store.requests()
