@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -17,6 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from hexdata.cli import main
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.engine.local import LocalEngine
+from hexdata.engine.protocol import Machines
 from hexdata.errors import StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.loader import Loader
@@ -24,7 +28,8 @@ from hexdata.pipeline import load_config, run_config
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.storage import as_path
 from hexdata.store import Store
-from tests.conftest import CopyStore, DemoTrmph, StoreBytes
+from hexdata.verify import VerifyOptions, check_round_trip, verify_store
+from tests.conftest import CopyStore, DemoTrmph, StoreBytes, needs_conditions
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 from tests.pairs import FULL
 
@@ -396,3 +401,56 @@ def test_a_config_runs_from_address_to_address(
     for key in bucket.fs.find(bucket.path.strip("/")):
         content = bucket.fs.cat_file(key)
         assert not any(secret in content for secret in secrets), key
+
+
+# --- the number of requests ---------------------------------------------------------------------------
+
+REQUESTS = {"convert": 47, "shuffle": 58, "export": 46, "verify": 157}
+"""Requests of each stage, without those for its lock. `docs/object-stores.md` contains them."""
+SHARED_REQUESTS = {"convert": 250, "shuffle": 96, "export": 59, "verify": 157}
+"""The same if machines share the unfinished work."""
+
+
+class SharedWork(LocalEngine):
+    """The local engine as one that runs tasks on several machines."""
+
+    @property
+    def machines(self) -> Machines:
+        return Machines(1, 1, separate=True)
+
+
+@needs_conditions
+@pytest.mark.parametrize(
+    ("engine", "most"), [(LocalEngine(), REQUESTS), (SharedWork(), SHARED_REQUESTS)], ids=["local", "shared"]
+)
+def test_the_number_of_requests_of_each_stage(
+    bucket: UPath,
+    demo_trmph: DemoTrmph,
+    tmp_path: Path,
+    object_store: ObjectStore,
+    engine: LocalEngine,
+    most: dict[str, int],
+) -> None:
+    demo_trmph(tmp_path / "games", games=60, files=2)
+    put(tmp_path / "games", bucket / "games")
+    store, games = bucket / "store", bucket / "games"
+    object_store.requests()
+    found: dict[str, list[tuple[str, str]]] = {}
+    for stage, run in {
+        "convert": lambda: convert_sources(games, store, ConvertOptions(workers=1), engine=engine),
+        "shuffle": lambda: shuffle_store(store, ShuffleOptions(seed=5, buckets=3, threads=1), engine=engine),
+        "export": lambda: export_shards(
+            store, ExportOptions(shard_size=512, block_size=128, workers=1), engine=engine
+        ),
+        "verify": lambda: (
+            verify_store(store, VerifyOptions(threads=1), engine=engine),
+            check_round_trip(store, games),
+        ),
+    }.items():
+        run()
+        requests = [one for one in object_store.requests() if not one[1].endswith("/.lock")]
+        found[stage] = [one for one in requests if one[1].startswith(f"/{bucket.path.strip('/')}")]
+    counts = {stage: len(requests) for stage, requests in found.items()}
+    assert all(counts[stage] <= most[stage] for stage in counts), counts
+    tables = Counter(path for method, path in found["shuffle"] if method == "HEAD" and "/selection/" in path)
+    assert max(tables.values(), default=0) <= 3  # one upload and two sessions
