@@ -14,7 +14,7 @@ from hexdata.storage.conditions import tag_of
 from hexdata.storage.reading import list_objects, object_info
 from hexdata.storage.upload import abort_uploads, upload
 from tests.conftest import needs_conditions
-from tests.object_store import Fault
+from tests.object_store import SERVER, Fault
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -275,7 +275,7 @@ def test_a_part_of_an_object_is_read(bucket: UPath, object_store: ObjectStore) -
     object_store.requests()
     assert storage_of(bucket / "a").read_tail(3) == b"789"
     assert storage_of(bucket / "a").read_tail(11) == b"0123456789"
-    assert methods(object_store, bucket) == ["GET", "GET"]
+    assert methods(object_store, bucket) == ["GET"] * (2 if SERVER == "moto" else 3)
     (bucket / "empty").write_bytes(b"")
     assert storage_of(bucket / "empty").read_tail(3) == b""
     with pytest.raises(FileNotFoundError):
@@ -308,10 +308,14 @@ def test_the_blocks_of_an_object_are_of_one_version(bucket: UPath) -> None:
 
 
 def test_a_line_is_appended_with_three_requests(bucket: UPath, object_store: ObjectStore) -> None:
+    """Rclone refuses to read more bytes than an object has, which takes another one."""
     for content in (b"1\n", b"1\n1\n", b"1\n1\n1\n", b"1\n1\n1\n"):
         object_store.requests()
         storage_of(bucket / "log").append(b"1\n", max_bytes=4)
-        assert methods(object_store, bucket) == ["GET", "PUT", "HEAD"]
+        asked = methods(object_store, bucket)
+        assert asked == ["GET", "PUT", "HEAD"] or (
+            SERVER != "moto" and asked == ["GET", "GET", "PUT", "HEAD"]
+        )
         assert (bucket / "log").read_bytes() == content
 
 
