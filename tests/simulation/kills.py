@@ -98,10 +98,12 @@ class Kills:
 
     Args:
         folder: folder for the files of all runs, on a disk in memory.
+        size: "small", or "medium" for commands that have several files of each kind.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, size: str) -> None:
         self.folder = folder
+        self.size = size
         self.begin: dict[str, Tree] = {}
         self.end: dict[str, Tree] = {}
         self.cpu: dict[tuple[str, str], float] = {}
@@ -146,7 +148,7 @@ class Kills:
         place = self.folder / "undisturbed"
         if case.command not in self.begin:
             place.mkdir()
-            child = self._fork(place, lambda: commands.prepare(case.command, "medium"))
+            child = self._fork(place, lambda: commands.prepare(case.command, self.size))
             if (ending := self._wait(child)) != "done":
                 raise RuntimeError(ending)
             self.begin[case.command] = read_tree(place)
@@ -167,10 +169,10 @@ class Kills:
         """Start the command of a case, and return the id of its process."""
 
         def act() -> None:
-            commands.PROCESSES["medium"] = 1 if case.start == "none" else 2
+            commands.PROCESSES[self.size] = 1 if case.start == "none" else 2
             if case.start == "none":
                 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-            commands.COMMANDS[case.command].run("medium")
+            commands.COMMANDS[case.command].run(self.size)
 
         return self._fork(place, act)
 
@@ -272,10 +274,10 @@ def _difference(tree: Tree, end: Tree) -> str:
     return ", ".join(name for name in names if found.get(name) != expected.get(name))
 
 
-def run_kills(folder: Path, seeds: Iterable[int], report: Callable[[Kill, str], None]) -> Kills:
+def run_kills(folder: Path, size: str, seeds: Iterable[int], report: Callable[[Kill, str], None]) -> Kills:
     """Run the cases of seeds, and report each that fails."""
     load_libraries()
-    kills = Kills(folder)
+    kills = Kills(folder, size)
     for number, seed in enumerate(seeds, 1):
         case = Kill.of(seed)
         if wrong := kills.check(case):

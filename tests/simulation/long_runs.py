@@ -3,7 +3,7 @@
     python tests/simulation/long_runs.py live --minutes 60
     python tests/simulation/long_runs.py epochs --epochs 200
     python tests/simulation/long_runs.py kills --first 0 --count 1000
-    python tests/simulation/long_runs.py kills --case 57
+    python tests/simulation/long_runs.py kills --size medium --case 57
 
 Each ends with status 1 if a promise is broken: memory or the number of file descriptors, threads or processes
 grows; a game or a position is lost or repeated; or a command that was killed gives other bytes when it is run
@@ -485,13 +485,13 @@ def run_kill_cases(options: argparse.Namespace) -> int:
 
     def report(case: Kill, text: str) -> None:
         print(f"FAILED {case}\n    " + text.replace("\n", "\n    "), flush=True)
-        wrong.append(f"kills --case {case.seed}")
+        wrong.append(f"kills --size {options.size} --case {case.seed}")
 
     begin = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="hexdata-kills-", dir=options.folder))
     seeds = range(options.first, options.first + options.count) if options.case is None else [options.case]
     try:
-        kills = run_kills(folder, seeds, report)
+        kills = run_kills(folder, options.size, seeds, report)
     finally:
         shutil.rmtree(folder)
     print_shares(kills.struck)
@@ -528,6 +528,7 @@ def main() -> int:
     kills.add_argument("--first", type=int, default=0, help="first seed")
     kills.add_argument("--count", type=int, default=1000)
     kills.add_argument("--case", type=int, help="one seed only")
+    kills.add_argument("--size", choices=["small", "medium"], default="small", help="of the commands")
     kills.add_argument("--folder", type=Path, help="where to make the files; default: the temporary folder")
     kills.set_defaults(run=run_kill_cases)
     options = parser.parse_args()
