@@ -6,6 +6,7 @@ has assigned the ids. A spool is complete when its ``facts.json`` exists.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,7 @@ from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.convert.inputs import require_answer
 from hexdata.convert.targets import NumberCounter, check_declared, reject_invalid
 from hexdata.convert.truncate import NO_CUT, Cuts, cut_games, cut_rows, find_cuts
-from hexdata.errors import FormatError, HexdataError, Reason, SourceChangedError
+from hexdata.errors import FormatError, HexdataError, Reason, SourceChangedError, StoreError
 from hexdata.formats import (
     BATCH_ROWS,
     FilePart,
@@ -162,6 +163,8 @@ class Spool:
     def facts(self) -> SpoolFacts | None:
         """Return the facts, or None if the spool is incomplete or was written by another release.
 
+        The file is one line: a SHA-256, a space and the JSON with that digest.
+
         Raises:
             StoreError: the file of the facts is damaged.
         """
@@ -171,7 +174,13 @@ class Spool:
             return None
         path, what = self.folder / "facts.json", "the temporary file of a source"
         hint = f"Remove {self.folder}; the source is then read again."
-        content = parse_json(data, path, what=what, hint=hint, metadata=True)
+        if data.startswith(b"{"):
+            return None  # without a digest
+        digest, _, text = data.partition(b" ")
+        if digest != _sha256(text):
+            found = "content that does not match its digest"
+            raise StoreError(f"{what} is damaged", path=path, found=found, hint=hint)
+        content = parse_json(text, path, what=what, hint=hint, metadata=True)
         if isinstance(content, dict) and content.get("version") != __version__:
             return None
         return check_value(SpoolFacts, content, path, what=what, hint=hint)
@@ -180,7 +189,8 @@ class Spool:
         """Write the facts with the digests of all tables, which completes the spool."""
         facts.digests = self._digests()
         content = asdict(replace(facts, header={})) | {"header": read_header(facts.header)}
-        write_bytes(self.folder / "facts.json", json.dumps(content).encode("ascii"))
+        text = json.dumps(content).encode("ascii")
+        write_bytes(self.folder / "facts.json", _sha256(text) + b" " + text)
 
     def is_intact(self, facts: SpoolFacts) -> bool:
         """Return whether all tables have the digests in ``facts``."""
@@ -223,6 +233,10 @@ class Spool:
     def remove(self) -> None:
         """Remove the folder."""
         storage_of(self.folder).remove_tree()
+
+
+def _sha256(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest().encode("ascii")
 
 
 class SpooledHeader(Mapping[str, Any]):

@@ -363,6 +363,16 @@ def run_live(options: argparse.Namespace) -> int:
     return finish(wrong)
 
 
+def _entered(latest: dict[str, Any] | None) -> int:
+    """Return the games that had entered the pool at the last line of a process; 0 before the first."""
+    if latest is None:
+        return 0
+    if "entered" in latest:
+        return int(latest["entered"])
+    pool = next(stage for stage in latest["stages"] if stage["name"] == "ShufflingChunkPool")
+    return int(pool["counts"]["entered"])
+
+
 def _read_lines(stream: IO[str], name: str, last: dict[str, Any]) -> None:
     for line in stream:
         last[name] = json.loads(line)
@@ -378,11 +388,13 @@ def _watch(
     """Write files for the given minutes, and return what the processes used every few seconds."""
     watched = {name: psutil.Process(process.pid) for name, process in processes.items()}
     usages: dict[str, list[Usage]] = {name: [] for name in processes}
-    print_row("", "", *(text for name in processes for text in (name, "", "")))
-    print_row("minute", "games", *(what for _ in processes for what in ("MB", "descriptors", "threads")))
+    print_row("", "", *(text for name in processes for text in (name, "", "", "")))
+    print_row(
+        "minute", "games", *(what for _ in processes for what in ("entered", "MB", "descriptors", "threads"))
+    )
     due_sample, due_row = begin + 5.0, begin + 5.0
     while (now := time.monotonic()) < begin + 60 * options.minutes:
-        writer.read = int(last["LiveLoader"]["entered"]) if "LiveLoader" in last else 0
+        writer.read = _entered(last.get("LiveLoader"))
         writer.write()
         if now >= due_sample:
             due_sample += options.minutes / 6  # 360 samples
@@ -390,12 +402,15 @@ def _watch(
                 usages[name].append(measure(process, begin))
             if now >= due_row:
                 due_row += 60 * options.minutes / 30
-                latest = [found[-1] for found in usages.values()]
-                print_row(
-                    latest[0].minutes,
-                    writer.games,
-                    *(value for one in latest for value in (one.memory, one.descriptors, one.threads)),
-                )
+                row: list[object] = [usages["LiveLoader"][-1].minutes, writer.games]
+                for name, found in usages.items():
+                    row += [
+                        _entered(last.get(name)),
+                        found[-1].memory,
+                        found[-1].descriptors,
+                        found[-1].threads,
+                    ]
+                print_row(*row)
         for name, process in processes.items():
             if process.poll() is not None:
                 for other in processes.values():

@@ -78,6 +78,8 @@ NOT_VERIFIED: Final = {
 """Files that verify does not cover, and why."""
 INFORMATIVE: Final = ("store/logs/*",)
 """Files without a digest, of which info and report may show other times and sizes."""
+_REWRITTEN: Final = tuple(f"store/{name}" for name in (DATABASE_NAME, *CARDS, "logs/*", ".lock"))
+"""Files that each stage writes without reading them."""
 _CONVERT: Final = ConvertOptions(workers=1, max_reject_rate=0.5, val=0, test=0)
 _SHUFFLE: Final = ShuffleOptions(seed=1, threads=1, buckets=2)
 _EXPORT: Final = ExportOptions(workers=1, block_size=8, shard_size=16)
@@ -399,7 +401,7 @@ SCENARIOS: Final = {
     "store": Scenario(_prepare_store, (*_LOADS, *_VIEWS, *_STAGES)),
     "samples": Scenario(
         _prepare_samples,
-        (*_LOADS, *_VIEWS),
+        _VIEWS,  # the loader does not read samples
         ("store/shuffled/*", "store/shards/*", "store/manifest.json"),
     ),
     **_resumes("convert", _convert, 14, 24, prepare=_write_sources),
@@ -488,8 +490,11 @@ class Bench:
             self._write(path, content, random.Random(file).randbytes(len(content)))
             reads = {r.name for r in self.scenario.readers if self.outcome(r).kind != "same"}
             Path(path).write_bytes(content)
-            if file.startswith("cache/"):  # it is made again, so the result does not show that it was read
+            # A file that is made again may have been read, although the result is the same.
+            if file.startswith("cache/"):
                 reads.add("browse")
+            if self.scenario.unfinished and not any(fnmatch.fnmatch(path, each) for each in _REWRITTEN):
+                reads |= {reader.name for reader in self.scenario.readers}
             self._reads[file] = [reader for reader in self.scenario.readers if reader.name in reads]
         return self._reads[file]
 
@@ -618,6 +623,7 @@ def run_share(
     step: int = 1,
     share: tuple[int, int] = (1, 1),
     only: str | None = None,
+    until: float = float("inf"),
 ) -> dict[tuple[str, str], Counter[str]]:
     """Check a share of all changes in this process and its children, and return counts by scenario and file.
 
@@ -630,6 +636,7 @@ def run_share(
         step: only every ``step``-th byte is altered.
         share: (k, n): the k-th of n equal shares of the changes, from 1.
         only: the only file to alter. Default: all.
+        until: time of ``time.monotonic`` after which no change is begun. Default: never.
     """
     load_libraries()
     totals: dict[tuple[str, str], Counter[str]] = {}
@@ -637,7 +644,8 @@ def run_share(
         bench = Bench(name, folder / name)
         for file in [only] if only else list(bench.paths):
             cases = list(flips(bench, file, seed, most, step))[share[0] - 1 :: share[1]]
-            totals[name, file] = _run_cases(bench, cases, report)
+            totals[name, file] = counts = _run_cases(bench, cases, report, until)
+            print(f"{name} {file}: {dict(sorted(counts.items()))}", flush=True)
         os.chdir(folder)
         shutil.rmtree(folder / name)
     return totals
@@ -648,11 +656,14 @@ _TOGETHER: Final = 200
 
 
 def _run_cases(
-    bench: Bench, cases: list[tuple[Flip, list[Reader]]], report: Callable[[Flip, str], None]
+    bench: Bench,
+    cases: list[tuple[Flip, list[Reader]]],
+    report: Callable[[Flip, str], None],
+    until: float,
 ) -> Counter[str]:
-    counts: Counter[str] = Counter(flips=len(cases))
+    counts: Counter[str] = Counter()
     content = {file: Path(path).read_bytes() for file, path in bench.paths.items()}
-    while cases:
+    while cases and time.monotonic() < until:
         part, cases = cases[:_TOGETHER], cases[_TOGETHER:]
         reading, writing = os.pipe()
         child = os.fork()
@@ -660,6 +671,8 @@ def _run_cases(
             os.close(reading)
             with os.fdopen(writing, "w") as pipe:
                 for flip, readers in part:
+                    if time.monotonic() > until:
+                        break
                     found = list(bench.check(flip, readers))
                     pipe.write(json.dumps(found) + "\n")
                     pipe.flush()
@@ -674,9 +687,11 @@ def _run_cases(
                         report(part[done][0], wrong)
                 done += 1
         _, status = os.waitpid(child, 0)
-        if done < len(part):
+        counts["flips"] += done
+        if status and done < len(part):
             flip = part[done][0]
             report(flip, f"the process died: status {status}")
+            counts["flips"] += 1
             counts["died"] += 1
             Path(bench.paths[flip.file]).write_bytes(content[flip.file])
             cases = part[done + 1 :] + cases
@@ -711,6 +726,7 @@ def main() -> int:
     parser.add_argument("--step", type=int, default=1, help="alter every k-th byte only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", default="1/1", help="K/N: the K-th of N equal shares")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no change after this time")
     parser.add_argument("--folder", type=Path, help="default: in memory, if there is such a disk")
     parser.add_argument("--list", action="store_true", help="print the files and their readers, and end")
     options = parser.parse_args()
@@ -742,9 +758,8 @@ def main() -> int:
         else:
             part, parts = map(int, options.share.split("/"))
             chosen: dict[str, Any] = {"seed": options.seed, "most": options.most, "step": options.step}
+            chosen["until"] = begin + 60 * options.minutes
             totals = run_share(names, folder, report, share=(part, parts), only=options.file, **chosen)
-            for (name, file), counts in totals.items():
-                print(f"{name} {file}: {dict(sorted(counts.items()))}")
             print(
                 f"{sum(counts['flips'] for counts in totals.values()):,} changed bytes in {len(totals)} files"
             )

@@ -18,7 +18,7 @@ import pytest
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.convert.spool import Spool, SpoolFacts
 from hexdata.demo import DemoOptions, make_legacy
-from hexdata.errors import HexdataError
+from hexdata.errors import HexdataError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.loader import Loader, Mixture
 from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
@@ -113,8 +113,27 @@ def test_facts_of_a_spool_that_were_altered(tmp_path: Path, number: int) -> None
     spool = Spool(tmp_path)
     spool.save_facts(SpoolFacts(header={"a": [1, {"b": 1.5}]}, loose=[1, 2], failure=("a", "b")))
     path = tmp_path / "facts.json"
-    path.write_bytes(altered(json.loads(path.read_bytes()), np.random.default_rng(number)))
+    text = altered(json.loads(path.read_bytes().partition(b" ")[2]), np.random.default_rng(number))
+    path.write_bytes(hashlib.sha256(text).hexdigest().encode() + b" " + text)
     works_or_is_refused(spool.facts)
+
+
+def test_each_changed_byte_of_the_facts_of_a_spool_is_found(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.save_facts(SpoolFacts(header={"a": 1}, positions=7))
+    path = tmp_path / "facts.json"
+    content = path.read_bytes()
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(StoreError, match="does not match its digest"):
+            spool.facts()
+
+
+def test_facts_of_a_spool_without_a_digest_are_not_used(tmp_path: Path) -> None:
+    Spool(tmp_path).save_facts(SpoolFacts(positions=7))
+    path = tmp_path / "facts.json"
+    path.write_bytes(path.read_bytes().partition(b" ")[2])
+    assert Spool(tmp_path).facts() is None
 
 
 def test_facts_of_a_spool_are_read_back(tmp_path: Path) -> None:
