@@ -312,7 +312,7 @@ def _run_here(folder: Path, action: Callable[[], Any], plan: _Plan, requests: in
             action()
     except HexdataError as error:
         ending, text = "error", str(error)
-        if error.path is None and "store/" not in text:
+        if error.path is None and "store/" not in text and f"{folder}/" not in text:
             ending, text = "bare", f"names no file: {text}"
         elif not error.hint and not any(remedy in text for remedy in ("Check the disk", "Run `hexdata")):
             ending, text = "bare", f"names no remedy: {text}"
