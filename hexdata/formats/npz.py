@@ -127,7 +127,8 @@ class NpzFile:
         self._stack.close()
 
     def _open(self, names: Collection[str], needed: Sequence[str], limits: GunzipLimits) -> None:
-        if is_gzip(storage_of(self.path).read_range(0, 2)):
+        head = storage_of(self.path).read_range(0, len(_LOCAL_HEADER))
+        if is_gzip(head):
             raise FormatError(
                 "the archive is compressed with gzip",
                 expected="a zip archive, *.npz",
@@ -142,6 +143,14 @@ class NpzFile:
                     found=", ".join(sorted(members)) or "no array",
                     expected=name,
                 )
+        if head != _LOCAL_HEADER:  # zipfile accepts bytes before the archive
+            raise FormatError(
+                "the file does not begin with a zip archive",
+                code=Reason.CORRUPT_ZIP,
+                found=repr(head),
+                expected=repr(_LOCAL_HEADER),
+                hint="Copy the file again, or exclude it.",
+            )
         _check_sizes([*members.values()], [members[name] for name in needed], limits)
         for name, info in members.items():
             # Each array that is read has its own file object, so that reading ahead is not in vain.

@@ -621,6 +621,18 @@ def test_damage_is_refused_or_ends_the_salvaged_rows(tmp_path, monkeypatch):
     assert table["position_in_game"].to_pylist() == list(range(table.num_rows))
 
 
+@pytest.mark.parametrize("prefix", [b"#!/bin/sh\n", b"\x00", bytes(1000)])
+def test_bytes_before_the_archive_are_refused(tmp_path, prefix):
+    path = write_kata(tmp_path / "a.npz", [Row(3, {(0, 0): 1})], 4)
+    path.write_bytes(prefix + path.read_bytes())
+    with zipfile.ZipFile(path) as archive:  # zipfile reads it, NumPy does not
+        assert archive.testzip() is None
+    assert refused(path) == "unknown-layout"
+    with pytest.raises(FormatError) as error:
+        KataHexReader(path)
+    assert error.value.code == "corrupt-zip"
+
+
 def test_salvaging_an_archive_without_a_directory_gives_no_rows(tmp_path):
     path = write_kata(tmp_path / "a.npz", [Row(5)], 5)
     path.write_bytes(path.read_bytes()[:-30])
