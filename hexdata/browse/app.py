@@ -108,7 +108,9 @@ def make_app(library: Library, name: str) -> ASGIApp:
     add("/api/openings", _openings)
     add("/api/sheet", _sheet)
     add("/board.svg", _board)
-    return _Guard(Starlette(routes=routes))
+    app = Starlette(routes=routes)
+    app.router.redirect_slashes = False  # a redirection fails for queries that are not UTF-8
+    return _Guard(app)
 
 
 class _Guard:

@@ -87,6 +87,11 @@ def test_wrong_requests_are_named(page: Page, path: str, facts: dict[str, object
     assert message in " ".join(page.errors(path, **facts))
 
 
+def test_a_path_with_a_slash_too_many_is_not_found(page: Page) -> None:
+    """A redirection would need the query as UTF-8."""
+    assert page.request("api/list/", start="0")[0] == 404
+
+
 # Lists
 
 

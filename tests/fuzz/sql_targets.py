@@ -357,7 +357,7 @@ class BrowseTarget(Target):
         self.app = make_app(library, "name")
 
     def seeds(self) -> list[bytes]:
-        return [path.encode() for path in PATHS]
+        return [*(path.encode() for path in PATHS), b"/api/list/?start=\xff"]
 
     def check(self, raw: bytes) -> str:
         text = raw.decode("latin-1").replace("@FILE", urllib.parse.quote(str(self.file)))
@@ -365,9 +365,7 @@ class BrowseTarget(Target):
         status, headers, body = self._answer(
             "/" + urllib.parse.unquote(path).removeprefix("/"), query.encode("latin-1")
         )
-        require(status in (200, 204, 307, 400, 404, 405, 503), f"status {status}")
-        if status == 307:  # a slash too many
-            require(headers[b"location"].startswith(b"http://127.0.0.1:80/"), "a redirection to another site")
+        require(status in (200, 204, 400, 404, 405, 503), f"status {status}")
         require(SECRET.encode() not in body, "the page shows another file")
         require(b"content-security-policy" in headers, "no policy")
         if headers.get(b"content-type", b"").startswith(b"application/json"):
