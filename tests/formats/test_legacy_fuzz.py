@@ -39,6 +39,10 @@ from hexdata.formats.legacy import DIALECTS, LegacyReader, write_legacy
 from hexdata.formats.trmph import TrmphReader, write_trmph
 from tests.pairs import FULL
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+
+import fuzz_parsers
+
 N = 3
 SECONDS = 120
 """Time limit per file; a file normally takes milliseconds."""
@@ -304,6 +308,17 @@ def test_the_seeds_are_valid(tmp_path, name):
     path.write_bytes(SEEDS[name])
     assert check_reading(path) == "whole"
     check_converting(path)
+
+
+def test_reading_committed_inputs(tmp_path):
+    path = tmp_path / "file"
+    inputs = fuzz_parsers.committed("source")
+    found = set()
+    for content in inputs:
+        path.write_bytes(content)
+        found.add(check_reading(path))
+    assert len(inputs) > 20
+    assert len(found) > 5
 
 
 @settings(max_examples=500 if FULL else 75, deadline=None)

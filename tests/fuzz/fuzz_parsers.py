@@ -5,7 +5,8 @@ targets are listed in ``TARGETS``; the docstring of each names what it compares.
 
     fuzz_parsers.py TARGET CORPUS [-runs=1000000 …]  guided by coverage; needs atheris, options of libFuzzer
     fuzz_parsers.py TARGET FILE                      one input, such as a failing one
-    fuzz_parsers.py --merge TARGET CORPUS            commits the smallest inputs of CORPUS with its coverage
+    fuzz_parsers.py --merge TARGET CORPUS            adds CORPUS to the committed inputs, without those that
+                                                     reach no new code
     fuzz_parsers.py --sample SECONDS SEED [TARGET …] the committed inputs and random changes of them, without
                                                      atheris; SECONDS of processor time for all changes
 
@@ -20,6 +21,7 @@ import hashlib
 import importlib
 import json
 import random
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -201,7 +203,7 @@ def import_instrumented(prefixes: Sequence[str]) -> None:
 
 
 def run_guided(name: str, arguments: list[str]) -> None:
-    """Run libFuzzer; it ends the process. Every few seconds, counts are written to CORPUS.json."""
+    """Run libFuzzer; it ends the process. Every second, counts are written to CORPUS.json."""
     folder = Path(next(argument for argument in arguments if not argument.startswith("-")))
     import_instrumented(TARGETS[name].instrumented)
     stack = ExitStack()
@@ -209,17 +211,18 @@ def run_guided(name: str, arguments: list[str]) -> None:
     target = target_class(name)(scratch, stack)
     if not folder.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        for raw in [*target.seeds(), *committed(name)]:
+        merging = any(argument.startswith("-merge") for argument in arguments)
+        for raw in [*target.seeds(), *([] if merging else committed(name))]:
             (folder / hashlib.sha1(raw).hexdigest()).write_bytes(raw)
     counts = Counts()
     path = folder.with_name(f"{folder.name}-{time.time_ns()}.json")
-    due = time.monotonic() + 5
+    due = time.monotonic() + 1
 
     def check(raw: bytes) -> None:
         nonlocal due
         counts.results[target.check(raw)] += 1
         if time.monotonic() > due and not folder.is_file():
-            due = time.monotonic() + 5
+            due = time.monotonic() + 1
             path.write_text(json.dumps({"results": counts.results, "seconds": time.process_time()}))
 
     def mutate(raw: bytes, max_size: int, seed: int) -> bytes:
@@ -237,16 +240,27 @@ def run_guided(name: str, arguments: list[str]) -> None:
         (scratch / "words").write_text("".join(f'"{word}"\n' for word in quoted))
         options.append(f"-dict={scratch / 'words'}")
     options += arguments
-    atheris.Setup([sys.argv[0], *options], check, custom_mutator=mutate)
+    program = scratch / "program"  # libFuzzer starts it again to merge
+    command = shlex.join([sys.executable, __file__, name])
+    program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    program.chmod(0o700)
+    atheris.Setup([str(program), *options], check, custom_mutator=mutate)
     atheris.Fuzz()
 
 
 def merge(name: str, corpus: Path) -> None:
-    """Replace the committed inputs by the smallest inputs of a corpus that have the same coverage."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, name, folder, "-merge=1", str(corpus)]
+    """Keep the smallest inputs that cover what the committed inputs and a corpus cover beyond the seeds."""
+    with tempfile.TemporaryDirectory(prefix="hexdata-fuzz-") as folder:
+        merged, before = Path(folder, "merged"), Path(folder, "before")
+        before.mkdir()
+        for number, raw in enumerate(committed(name)):
+            (before / str(number)).write_bytes(raw)
+        command = [sys.executable, __file__, name, str(merged), "-merge=1", str(before), str(corpus)]
         subprocess.run(command, check=True)
-        write_committed(name, [path.read_bytes() for path in Path(folder).iterdir()])
+        found = {path.read_bytes() for path in merged.iterdir()}
+    with ExitStack() as stack:
+        found.difference_update(target_class(name)(_scratch(stack), stack).seeds())
+    write_committed(name, [*found])
 
 
 def main(arguments: list[str]) -> None:

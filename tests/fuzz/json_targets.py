@@ -160,7 +160,7 @@ class _DigestTarget(Target):
         if rng.random() < 0.9 and isinstance(content, dict) and "digest" in content:
             try:
                 return self.with_digest(content)
-            except UnicodeEncodeError:  # a surrogate, which has no digest
+            except ValueError:  # a surrogate or an infinite number, which have no digest
                 content["digest"] = "0" * 64
         return json.dumps(content).encode()
 
