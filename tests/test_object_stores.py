@@ -231,16 +231,15 @@ def test_verify_names_what_is_damaged(
 def test_a_query_names_what_is_damaged(
     bucket: UPath, trmph_store: Path, copy_store: CopyStore, damage: Callable[[Any], None]
 ) -> None:
+    """On a disk, digests are compared before the query; an object store is only read by the query."""
     local, name = copy_store(trmph_store), "positions/part-000001.parquet"
     put(local, bucket / "store")
-    told = []
     for store in (local, bucket / "store"):
         damage(store / name)
         assert command("sql", store, "FROM games").status == 0
-        told.append(command("sql", store, "SELECT count(*) FROM positions"))
-    assert told[0] == told[1]
-    assert told[0].status == 1
-    assert name in told[0].err
+        ran = command("sql", store, "SELECT count(*) FROM positions")
+        assert (ran.status, ran.out) == (1, "")
+        assert name in ran.err
 
 
 # --- errors -------------------------------------------------------------------------------------------
