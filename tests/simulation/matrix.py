@@ -44,7 +44,7 @@ from tests.simulation.replay import digest  # noqa: E402
 DISK_PARTS: Final = ("small", "medium")
 SCRIPTS: Final = {
     "objects": "simulation/objects.py --first 0 --count 1000",
-    "rot": "simulation/rot.py all --step 60 --minutes 10",
+    "rot": "simulation/rot.py store --step 60 --minutes 10",
     "fuzz": "fuzz/fuzz_parsers.py --sample 120 1",
 }
 """Scripts in ``tests`` that try a fixed number of cases and end with another status than 0 if one fails."""
