@@ -299,9 +299,12 @@ def _take(loader: Any) -> None:
 
 
 def _take_all(loader: Any) -> None:
-    """Take batches until no new game has entered for 15 seconds."""
+    """Take batches until no new game has entered for a minute.
+
+    A growing file is read again after a delay of up to its age, and each new loader begins the delay again.
+    """
     entered, since = -1, time.monotonic()
-    while time.monotonic() < since + 15:
+    while time.monotonic() < since + 60:
         _take(loader)
         now = loader.metrics()["ShufflingChunkPool"]["entered"]
         if now != entered:
