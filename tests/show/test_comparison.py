@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from itertools import product
-from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -13,19 +12,9 @@ import pytest
 
 from hexdata.board import SYMMETRIES, replay, transform_planes
 from hexdata.errors import ConfigError
-from hexdata.export import ExportOptions, export_shards
 from hexdata.show import Comparison, Position, ShowOptions, compare, draw_svg, read_game, read_position
-from hexdata.shuffle import ShuffleOptions, shuffle_store
 
 NS = "{http://www.w3.org/2000/svg}"
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, trmph_store: Path) -> Path:
-    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("compared") / "store")
-    shuffle_store(store, ShuffleOptions(threads=1))
-    export_shards(store, ExportOptions(workers=1))
-    return store
 
 
 def test_positions_of_a_game_differ_by_the_moves_between_them(store):

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from hexdata.errors import ConfigError, HexdataError, StoreError
-from hexdata.export import ExportOptions, export_shards
 from hexdata.show import Game, Position, ShowOptions, draw_svg, find, write_png, write_svg
-from hexdata.shuffle import ShuffleOptions, shuffle_store
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory, trmph_store: Path) -> Path:
-    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("found") / "store")
-    shuffle_store(store, ShuffleOptions(threads=1))
-    export_shards(store, ExportOptions(workers=1))
-    return store
 
 
 def test_each_kind_of_location_is_found(store):
