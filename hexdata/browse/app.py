@@ -14,7 +14,6 @@ from typing import Any, Final
 import numpy as np
 
 from hexdata.board import BLUE, parse_moves
-from hexdata.browse.index import VERIFY_HINT
 from hexdata.browse.library import IndexingError, Library, OpenStore
 from hexdata.browse.listing import KEYS, ListQuery
 from hexdata.browse.openings import DEPTH
@@ -27,7 +26,7 @@ from hexdata.show.position import Position
 from hexdata.show.store import find_position
 from hexdata.sql.check import query_error
 from hexdata.storage import prefix_of
-from hexdata.store.integrity import require_intact_once
+from hexdata.store.integrity import VERIFY_HINT, require_intact_once
 from hexdata.store.session import QUERY_ERRORS
 
 with installed_by("browse", "the page of a store"):
@@ -271,7 +270,7 @@ def _rejected(opened: OpenStore, request: Request) -> dict[str, Any]:
             coalesce(record + 1, 0) >= $record))
         ORDER BY source_id, record NULLS FIRST LIMIT {count + 1}"""
     values = {"reason": reason, "source": source, "record": record}
-    require_intact_once(opened.store, opened.store.files("rejected"))
+    require_intact_once(opened.store, opened.store.manifest.files_in("rejected"))
     with closing(opened.con.cursor()) as cursor:
         try:
             found = cursor.execute(query, values).fetchall()

@@ -31,12 +31,12 @@ from hexdata.storage import cache_folder
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.files import digest_file
-from hexdata.store.integrity import require_intact
+from hexdata.store.integrity import VERIFY_HINT, require_intact
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import read_rows
 from hexdata.system import release_pages
 
-__all__ = ["GAME", "NONE", "PROVENANCES", "VERIFY_HINT", "StoreIndex", "index_folder", "open_index"]
+__all__ = ["GAME", "NONE", "PROVENANCES", "StoreIndex", "index_folder", "open_index"]
 
 Array = npt.NDArray[Any]
 
@@ -46,7 +46,6 @@ _META: Final = "index.json"
 NONE: Final = -1
 """Value of a number that is unknown."""
 PROVENANCES: Final = ("metadata", "recovered", "unknown")
-VERIFY_HINT: Final = "Run `hexdata verify` to list the faults."
 _MOST_FLAGS: Final = 64
 _OPENING: Final = 6
 """Number of first moves that a list of games shows."""
@@ -127,7 +126,7 @@ def open_index(store: Store, progress: Progress) -> StoreIndex:
     Indexes of former contents of the store are removed.
 
     Raises:
-        StoreError: A file of the store is missing or damaged, or the index cannot be read.
+        StoreError: A file of the store is missing or damaged.
         BudgetError: The disk of the cache folder is full.
     """
     folder = index_folder(store)
@@ -142,19 +141,16 @@ def open_index(store: Store, progress: Progress) -> StoreIndex:
             ) as made,
         ):
             require_intact(store, ("games", "positions", "rejected"), progress=progress)
-            _build(store, Path(made) / folder.name, progress)
+            meta = _build(store, Path(made) / folder.name, progress)
             shutil.rmtree(folder, ignore_errors=True)
             try:
                 (Path(made) / folder.name).rename(folder)
             except OSError:  # another process has built the same index
-                if _read_meta(folder) is None:
+                if (meta := _read_meta(folder)) is None:
                     raise
         for other in folder.parent.iterdir():
             if other != folder and not other.name.startswith("."):
                 shutil.rmtree(other, ignore_errors=True)
-        meta = _read_meta(folder)
-        if meta is None:
-            raise StoreError("the index of the page cannot be read", path=folder, hint="Check the disk.")
     return _open(folder, meta)
 
 
@@ -210,7 +206,8 @@ def _create(path: Path, dtype: npt.DTypeLike, rows: int) -> Array:
 # Building
 
 
-def _build(store: Store, folder: Path, progress: Progress) -> None:
+def _build(store: Store, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Write the files of an index and return its facts."""
     folder.mkdir()
     games, flags, plies = _index_games(store, folder, progress)
     _index_positions(store, folder, games, progress)
@@ -222,10 +219,16 @@ def _build(store: Store, folder: Path, progress: Progress) -> None:
     del plies  # Windows removes no mapped file
     for file in folder.glob("ply-*.npy"):
         file.unlink()
-    content = {"flags": flags, "plies": starts, "board_size": size, "reasons": _count_reasons(store)}
+    content: dict[str, Any] = {
+        "flags": flags,
+        "plies": starts,
+        "board_size": size,
+        "reasons": _count_reasons(store),
+    }
     content["files"] = {file.name: digest_file(file)[1] for file in sorted(folder.iterdir())}
     meta = {"content": content, "digest": _digest(content)}
     (folder / _META).write_text(json.dumps(meta), encoding="utf-8")
+    return content
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from hexdata.browse.index import VERIFY_HINT, StoreIndex, open_index
+from hexdata.browse.index import StoreIndex, open_index
 from hexdata.browse.listing import Listings
 from hexdata.browse.rows import StoreRows
 from hexdata.errors import HexdataError, StoreError
@@ -17,6 +17,7 @@ from hexdata.pool import resident_bytes
 from hexdata.sql import open_catalog
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
+from hexdata.store.integrity import VERIFY_HINT
 from hexdata.store.limits import QueryLimits
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.store.session import DuckDBPyConnection

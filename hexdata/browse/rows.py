@@ -17,7 +17,7 @@ from hexdata.schema import END_REASONS, SPLITS, SWAPS, positions_schema, sources
 from hexdata.show.position import COLOURS, Position
 from hexdata.show.store import find_position, game_of_rows, position_of_row, read_row
 from hexdata.store import Store
-from hexdata.store.integrity import require_intact_once
+from hexdata.store.integrity import require_rows_intact_once
 from hexdata.store.parquet import ROW_GROUP_ROWS, ParquetFiles, read_parquet, read_rows
 
 __all__ = ["HEXWORLD", "SHEET_ORDERS", "StoreRows", "hexworld_link"]
@@ -125,7 +125,7 @@ class StoreRows:
     def _take(self, low: int, high: int, schema: pa.Schema, ids: Sequence[int]) -> Iterator[Json]:
         wanted = np.array([number for number in ids if low <= number <= high])
         rows = self._positions.rows(low, high + 1)
-        require_intact_once(self.store, [path for path, _ in rows.files])
+        require_rows_intact_once(self.store, rows)
         table = pa.Table.from_batches(read_rows(rows, schema), schema)
         yield from table.take(pa.array(wanted - low)).to_pylist()
 
@@ -169,7 +169,7 @@ class StoreRows:
 
     def _read(self, files: ParquetFiles, start: int, stop: int, schema: pa.Schema) -> list[Json]:
         chosen, rows = files.rows(start, stop), list[Json]()
-        require_intact_once(self.store, [path for path, _ in chosen.files])
+        require_rows_intact_once(self.store, chosen)
         for batch in read_rows(chosen, schema):
             rows += batch.to_pylist()
         return rows

@@ -28,14 +28,13 @@ from hexdata.show.position import Policy, Position, played_moves
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
-from hexdata.store.integrity import require_intact_once
+from hexdata.store.integrity import VERIFY_HINT, require_intact_once, require_rows_intact_once
 from hexdata.store.originals import WINNERS
-from hexdata.store.parquet import ParquetRows, open_parquet, read_batches, read_parquet, read_rows
+from hexdata.store.parquet import open_parquet, read_batches, read_parquet, read_rows
 
 __all__ = ["find_position", "game_of_rows", "position_of_row", "read_game", "read_position", "read_row"]
 
 Row = dict[str, Any]
-_VERIFY: Final = "Run `hexdata verify` to list the faults."
 _WINNERS: Final = {name: player for player, name in enumerate(WINNERS)}
 
 
@@ -92,7 +91,7 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
                 path=opened.path,
                 found=f"{len(rows)} positions",
                 expected=game["positions"],
-                hint="Run `hexdata verify` to list the faults.",
+                hint=VERIFY_HINT,
             )
         return game_of_rows(opened, game, rows)
 
@@ -149,16 +148,15 @@ def read_row(store: Store, table: str, key: str, number: int) -> Row:
         )
     manifest = store.manifest
     schema = table_schema(table, manifest.board_size, manifest.targets)
-    files = tuple((store.path / name, facts.rows) for name, facts in manifest.files_in(table).items())
-    rows = ParquetRows.over(files, number, number + 1, manifest.schema_version)
-    require_intact_once(store, [path for path, _ in rows.files])
+    rows = store.rows(table).rows(number, number + 1)
+    require_rows_intact_once(store, rows)
     for batch in read_rows(rows, schema):
         row: Row = batch.to_pylist()[0]
         if row[key] == number:
             if fault := _fault(row, manifest.board_size or 0):
-                raise StoreError(f"{kind} {number} has {fault}", path=store.path, hint=_VERIFY)
+                raise StoreError(f"{kind} {number} has {fault}", path=store.path, hint=VERIFY_HINT)
             return row
-    raise StoreError(f"{kind} {number} is not at its row of the table", path=store.path, hint=_VERIFY)
+    raise StoreError(f"{kind} {number} is not at its row of the table", path=store.path, hint=VERIFY_HINT)
 
 
 def _fault(row: Row, size: int) -> str | None:
@@ -179,12 +177,13 @@ def _fault(row: Row, size: int) -> str | None:
 def _rows_of_game(store: Store, game_id: int, schema: pa.Schema) -> list[Row]:
     rows: list[Row] = []
     version = store.manifest.schema_version
-    for path in store.files("positions"):
+    names = store.manifest.files_in("positions")
+    for name, path in zip(names, store.files("positions"), strict=True):
         with open_parquet(path, schema, version) as file:
             column = file.schema_arrow.get_field_index("game_id")
             for group in range(file.num_row_groups):
                 if _may_contain(file.metadata.row_group(group).column(column).statistics, game_id):
-                    require_intact_once(store, [path])
+                    require_intact_once(store, [name])
                     rows += _rows_in_group(file, group, game_id, schema, version)
     return rows
 
@@ -269,7 +268,7 @@ def _leads(before: Position, move: int, after: Position) -> bool:
 
 def _source_name(store: Store, source_id: int) -> str | None:
     """Return the name of a source file."""
-    require_intact_once(store, store.files("sources"))
+    require_intact_once(store, store.manifest.files_in("sources"))
     for path in store.files("sources"):
         of_source, version = pc.field("source_id") == source_id, store.manifest.schema_version
         found = read_parquet(path, ["name"], of_source, sources_schema(), version)

@@ -127,12 +127,12 @@ def start_query(con: DuckDBPyConnection, store: Store, query: str) -> QueryResul
     return QueryResult(store.path, reader.schema, _rows(reader, root), tuple(_notes(store, read)))
 
 
-def _files_of(store: Store, query: str) -> Iterator[AnyPath]:
-    """Yield the files of the views that a query names, and of the games for the macro ``trmph``."""
+def _files_of(store: Store, query: str) -> Iterator[str]:
+    """Yield the names of the files of views in a query, and of the games for the macro ``trmph``."""
     text = query.lower()
     for folder in _FOLDERS:
         if folder in text or (folder == "games" and "trmph" in text):
-            yield from (store.path / name for name in store.manifest.files_in(folder))
+            yield from store.manifest.files_in(folder)
 
 
 def _notes(store: Store, read: frozenset[str]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from hexdata.engine import LOCAL, Engine
@@ -17,11 +18,12 @@ from hexdata.schema import table_schema
 from hexdata.storage import AnyPath, is_fault, storage_of, translate_errors
 from hexdata.store import Store, store_argument
 from hexdata.store.files import FileFacts, digest_file
-from hexdata.store.parquet import check_table
+from hexdata.store.parquet import ParquetRows, check_table
 from hexdata.text import shell_word
 
 __all__ = [
     "BUCKETS_REMOVED",
+    "VERIFY_HINT",
     "check_tables",
     "find_damage",
     "find_folder_damage",
@@ -32,11 +34,13 @@ __all__ = [
     "require_buckets",
     "require_intact",
     "require_intact_once",
+    "require_rows_intact_once",
     "stage_command",
 ]
 
 BUCKETS_REMOVED: Final = "the buckets of the shuffle were removed by `hexdata export --free-buckets`"
 """Error of whatever reads the shuffled positions after that."""
+VERIFY_HINT: Final = "Run `hexdata verify` to list the faults."
 _TABLES: Final = ("positions", "games", "sources", "rejected")
 """Folders that ``convert`` writes."""
 _ORDER: Final = (*_TABLES, "shuffled", "shards", "pickles")
@@ -146,26 +150,32 @@ def require_intact(
     check_tables(store, files, engine=engine)
 
 
-def require_intact_once(store: Store, files: Iterable[AnyPath]) -> None:
+def require_intact_once(store: Store, names: Iterable[str]) -> None:
     """Check files before a view shows their rows, each once for an open store.
 
     A view reads a small part of an object store, which checks its objects itself, so nothing is read there.
 
     Args:
         store: Store to read.
-        files: Files of the store.
+        names: Names of files in the manifest.
 
     Raises:
         StoreError: A file is missing, altered or unreadable, as in :func:`require_intact`.
     """
     if storage_of(store.path).local is None:
         return
-    chosen = {path.absolute() for path in files}
-    names = {name for name in store.manifest.files if (store.path / name).absolute() in chosen}
-    names |= {name for name in store.manifest.files if store.path.resolve() / name in chosen}
-    names -= store.intact
-    _require_none(store, list(find_damage(store, {n: store.manifest.files[n] for n in names}).values()))
-    store.intact |= names
+    unchecked = {name: store.manifest.files[name] for name in names if name not in store.intact}
+    if unchecked:
+        _require_none(store, list(find_damage(store, unchecked).values()))
+        store.intact |= unchecked.keys()
+
+
+def require_rows_intact_once(store: Store, rows: ParquetRows) -> None:
+    """Check the files of some rows of :meth:`Store.rows`, as in :func:`require_intact_once`."""
+    root = storage_of(store.path).local
+    if root is not None:
+        names = [Path(str(path)).relative_to(root).as_posix() for path, _ in rows.files]
+        require_intact_once(store, names)
 
 
 def _require_none(store: Store, damage: list[StoreError]) -> None:
