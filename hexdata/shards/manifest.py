@@ -17,7 +17,7 @@ from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.schema import SCHEMA_VERSION
-from hexdata.storage import AnyPath, as_path, storage_of
+from hexdata.storage import AnyPath, as_path, is_address, storage_of
 from hexdata.store.manifest import find_store_below, is_store_folder
 from hexdata.strict_json import (
     MAX_JSON_BYTES,
@@ -344,7 +344,7 @@ def _check_identity(facts: object, path: str | AnyPath) -> None:
 def missing_manifest_error(path: str | AnyPath) -> StoreError:
     """Return the error for a missing shard manifest; it names a store in a subfolder, if there is one."""
     hint = "Run `hexdata export` first."
-    if "://" not in str(path):
+    if not is_address(path):
         folder = Path(str(path)).parent
         if not folder.exists() and not is_store_folder(folder.parent):
             return StoreError("there is no such folder", path=folder, hint="Check the path.")

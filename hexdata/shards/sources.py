@@ -206,11 +206,8 @@ def missing_file_error(name: str, address: str) -> StoreError:
 
 def unreadable_file_error(address: str, error: Exception) -> StoreError:
     """Return the error for a file that cannot be read."""
-    hint = disk_error_hint(error) if isinstance(error, OSError) and not is_address(address) else None
-    text = system_message(error) if hint is not None and isinstance(error, OSError) else str(error)
-    return StoreError(
-        "a file cannot be read",
-        path=address,
-        found=with_attempts(text or type(error).__name__, error),
-        hint=hint or "Check the address and whether the file can be read, and run the command again.",
-    )
+    text, hint = str(error), "Check the address and whether the file can be read, and run the command again."
+    if isinstance(error, OSError) and not is_address(address) and (of_disk := disk_error_hint(error)):
+        text, hint = system_message(error), of_disk
+    found = with_attempts(text or type(error).__name__, error)
+    return StoreError("a file cannot be read", path=address, found=found, hint=hint)

@@ -68,8 +68,10 @@ class Comparison:
     @property
     def names(self) -> tuple[str, str]:
         """How the two positions are called in the facts."""
-        names = _name(self.first), _name(self.second)
-        return names if None not in names and names[0] != names[1] else ("the first", "the second")  # type: ignore[return-value]
+        first, second = _name(self.first), _name(self.second)
+        if first is None or second is None or first == second:
+            return "the first", "the second"
+        return first, second
 
     def facts(self) -> list[str]:
         """Return each difference as a short text; "no differences" if there is none."""

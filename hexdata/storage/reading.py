@@ -60,16 +60,14 @@ def object_info(system: Any, path: str, *, folders: bool = True) -> dict[str, An
         OSError: The request failed.
     """
     try:
-        info: dict[str, Any] = with_retries(_info if folders else _file_info, system, path)
+        info: dict[str, Any] = (
+            with_retries(system.info, path) if folders else with_retries(_file_info, system, path)
+        )
     except OSError as error:
         if speaks_s3(system) and code_of(error) in _NO_REASON:
             _raise_reason(system, path)
         raise
     return info
-
-
-def _info(system: Any, path: str) -> Any:
-    return system.info(path)
 
 
 def _file_info(system: Any, path: str) -> Any:

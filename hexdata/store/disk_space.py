@@ -28,6 +28,8 @@ __all__ = [
 
 _RUN_AGAIN: Final = "Free disk space and run the command again. It continues where it stopped."
 """Hint for an interrupted stage."""
+_FAILING: Final = ("EBUSY", "EINTR", "EIO", "ENODEV", "ENOTCONN", "EREMOTEIO", "ESTALE", "ETIMEDOUT")
+"""Errors of a disk, or of its connection, that does not work now."""
 _HINTS: Final = {
     "EROFS": "Mount the disk for writing, or copy the store to a writable disk, and run the command again.",
     "EMFILE": "Raise the limit of open files (`ulimit -n`) and run the command again.",
@@ -40,19 +42,12 @@ _HINTS: Final = {
         "Something else has the name of a file or folder of hexdata. Move it and run the command again.",
     ),
     **dict.fromkeys(
-        (
-            *("EAGAIN", "EBUSY", "EINTR", "EIO", "ENODEV", "ENOTCONN", "ENXIO"),
-            "EREMOTEIO",
-            "ESTALE",
-            "ETIMEDOUT",
-        ),
+        ("EAGAIN", "ENXIO", *_FAILING),
         "Check the disk and its connection and run the command again.",
     ),
 }
 """Hints for disk errors other than a full disk."""
-_FAILURES: Final = frozenset(
-    ("EBUSY", "EINTR", "EIO", "EMFILE", "ENFILE", "ENODEV", "ENOTCONN", "EREMOTEIO", "ESTALE", "ETIMEDOUT")
-)
+_FAILURES: Final = frozenset(("EMFILE", "ENFILE", *_FAILING))
 """Errors on reading that say nothing about the file."""
 _TEMPORARY: Final = (
     "Free disk space there, or set TMPDIR to a folder on another disk, and run the command again."
