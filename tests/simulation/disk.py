@@ -883,7 +883,7 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=None, help="seed of torn and disordered; default: 0 and 1"
     )
-    parser.add_argument("--every", type=int, default=1, help="check every k-th case only")
+    parser.add_argument("--every", type=int, default=1, help="check every k-th case of each fault only")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=default_folder())
     parser.add_argument("--list", action="store_true", help="print the operations and end")
@@ -894,6 +894,16 @@ def main() -> None:
     for name in COMMANDS if "all" in options.command else options.command:
         failed += _check_command(name, options)
     sys.exit(failed > 0)
+
+
+def _sample(cases: list[Case], every: int) -> list[Case]:
+    """Return one of ``every`` cases of each fault, and at least one."""
+    by_fault: dict[str, list[int]] = {}
+    for index, case in enumerate(cases):
+        by_fault.setdefault(case.fault, []).append(index)
+    choose = random.Random(0).sample
+    kept = [choose(indices, -(-len(indices) // every)) for indices in by_fault.values()]
+    return [cases[index] for index in sorted(itertools.chain(*kept))]
 
 
 def _check_command(name: str, options: argparse.Namespace) -> int:
@@ -922,8 +932,7 @@ def _check_command(name: str, options: argparse.Namespace) -> int:
         if options.at is not None:
             cases = [case for case in cases if case.at == options.at]
         if options.every > 1:
-            kept = random.Random(0).sample(range(len(cases)), -(-len(cases) // options.every))
-            cases = [cases[index] for index in sorted(kept)]
+            cases = _sample(cases, options.every)
         chunks = dict(enumerate(simulation.chunks(cases)))
         broken = check_all(simulation, chunks, min(options.jobs, len(chunks)), float("inf"), report)
     finally:
