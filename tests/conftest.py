@@ -296,6 +296,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings(f"ignore:.*{NO_CONDITIONS}:UserWarning"))
 
 
+@pytest.fixture(scope="session", autouse=not FULL)
+def no_waits_for_the_disk() -> Iterator[None]:
+    """Skip the syncs of this process, which wait some milliseconds each for what no test can observe."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(os, "fsync", os.fstat)  # which refuses a closed file too
+        yield
+
+
 NO_CONDITIONS = "does not support conditional requests"
 """Part of the note about such a store."""
 needs_conditions = pytest.mark.skipif(SERVER == "rclone", reason="rclone ignores the conditions of requests")

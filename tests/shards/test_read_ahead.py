@@ -218,7 +218,7 @@ def test_shards_are_in_the_page_cache_afterwards(folder: ShardFolder) -> None:
     ]
     for shard in shards:
         with shard.open_file() as file:
-            os.fsync(file.fileno())
+            os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     needed = [(shard, [(0, shard.entry.bytes)]) for shard in shards]
     if read_ahead._are_cached(needed):
