@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hexdata.errors import FormatError
-from hexdata.formats.legacy import LegacyReader
+from hexdata.formats.legacy import LegacyReader, SelfPlayGamesReader
 from hexdata.formats.legacy.limits import LegacyLimits
 from hexdata.formats.legacy.memo import ENTRY_COST
 from tests.pairs import FULL
@@ -104,6 +104,24 @@ def shares_what_changes() -> bytes:
 
 def test_an_example_that_shares_a_mutable_object_is_refused(tmp_path):
     assert differential.check(shares_what_changes(), tmp_path / "a") == "shared-payload"
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_header_that_shares_the_list_of_examples_is_refused(tmp_path, protocol, count):
+    examples = [(np.zeros((2, 3, 3), "f4"), None, 0.5)] * count
+    raw = pickle.dumps({"examples": examples, "hexdata:dialect": {"F": [examples, np.inf]}}, protocol)
+    assert differential.check(raw, tmp_path / "a") == "shared-payload"
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\x80\x04}\x8c\x08examples]\x94h\x00as.", b"}X\x05\0\0\0games]q\x00h\x00as."]
+)
+def test_a_list_of_examples_that_contains_itself_is_refused(tmp_path, raw):
+    (tmp_path / "a").write_bytes(raw)
+    reader = SelfPlayGamesReader if b"games" in raw else LegacyReader
+    with pytest.raises(FormatError, match="is used again"), reader(tmp_path / "a") as opened:
+        list(opened.batches())
 
 
 def test_header_values_may_share_objects_across_the_examples(tmp_path):

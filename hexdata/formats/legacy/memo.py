@@ -26,7 +26,7 @@ from hexdata.formats.legacy.allowlist import (
 )
 from hexdata.formats.legacy.limits import LegacyLimits
 
-__all__ = ["ENTRY_COST", "Memo", "PendingPairs", "is_kept", "is_pair", "mixed_numbers_error"]
+__all__ = ["ENTRY_COST", "Memo", "PendingPairs", "is_kept", "is_pair", "mixed_numbers_error", "shared_error"]
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -165,13 +165,7 @@ class Memo:
             return pair
         if index >= self.next:
             raise _undefined_error(index)
-        raise FormatError(
-            "an example shares an object with another example, which hexdata does not support",
-            code=Reason.SHARED_PAYLOAD,
-            found=f"memo number {index}",
-            expected="examples that share only texts, enum members, NumPy scalars, dtypes and pairs of ints",
-            hint="Write the pickle again with a separate copy.deepcopy of each example.",
-        )
+        raise shared_error(index)
 
     def begin_examples(self) -> None:
         """Start the examples: move mutable objects from before them to ``header``.
@@ -285,6 +279,17 @@ class _Branch(Memo):
         if index >= self._first:  # the parent may already have later numbers
             raise _undefined_error(index)
         return self._parent.get(index)
+
+
+def shared_error(index: int) -> FormatError:
+    """Return the error for a reference to an object that was returned as part of an example."""
+    return FormatError(
+        "an object of an example, or the list of examples, is used again, which hexdata does not support",
+        code=Reason.SHARED_PAYLOAD,
+        found=f"memo number {index}",
+        expected="examples that share only texts, enum members, NumPy scalars, dtypes and pairs of ints",
+        hint="Write the pickle again with a separate copy.deepcopy of each example.",
+    )
 
 
 def _undefined_error(index: int) -> FormatError:

@@ -22,7 +22,7 @@ from hexdata.errors import FormatError, Reason, UnsafePickleError
 from hexdata.formats.legacy.allowlist import NOT_RUN, ByteArray, build, call, find_global, kind_of
 from hexdata.formats.legacy.buffer import ReadBuffer
 from hexdata.formats.legacy.limits import LegacyLimits
-from hexdata.formats.legacy.memo import ENTRY_COST, Memo, mixed_numbers_error
+from hexdata.formats.legacy.memo import ENTRY_COST, Memo, mixed_numbers_error, shared_error
 from hexdata.formats.legacy.opcodes import HANDLERS
 from hexdata.formats.legacy.source import ByteSource
 
@@ -595,8 +595,11 @@ class Unpickler(ReadBuffer):
         if index in header and (self._examples_done or self._is_past_examples()):
             self._examples_done = True
             self.stack.append(header[index])
-        else:
-            self.stack.append(self.memo.get(index))
+            return
+        value = self.memo.get(index)
+        if isinstance(value, ExamplesPlaceholder):
+            raise shared_error(index)
+        self.stack.append(value)
 
     def _is_past_examples(self) -> bool:
         """Return whether a top-level key after the list of examples is on the stack."""
