@@ -269,6 +269,17 @@ def test_the_layout_is_detected_by_the_top_level_key(tmp_path, top, is_games):
         assert isinstance(reader, SelfPlayGamesReader if is_games else LegacyReader)
 
 
+@pytest.mark.parametrize("opcode", [b"t", b"l", b"\x85e"])  # TUPLE and LIST of all games, TUPLE1 of the last
+def test_games_within_another_object_are_refused(tmp_path, opcode):
+    raw = pickle.dumps({"games": [game(0), game(1)]}, 3)
+    assert raw.endswith(b"es.")
+    path = tmp_path / "a.pkl"
+    path.write_bytes(raw[:-3] + (opcode if opcode.endswith(b"e") else opcode + b"a") + b"s.")
+    with pytest.raises(FormatError, match="nested") as caught:
+        read(path)
+    assert caught.value.code == "irregular-examples"
+
+
 def test_no_code_is_run(tmp_path):
     class Attack:
         def __reduce__(self):

@@ -192,13 +192,23 @@ class SelfPlayGamesReader:
             yield self._batch(pending, first_record)
 
     def _contents(self) -> Iterator[object]:
-        """Yield each game as in the pickle."""
+        """Yield each game as in the pickle.
+
+        Raises:
+            FormatError: "irregular-examples", if a game that was yielded is not an item of the list.
+        """
+        taken = 0
         while (event := self._next_event()) not in (Event.STOP, None):
             if event is Event.BATCH:
                 items = self._unpickler.items
-                yield from (item for item in items if not isinstance(item, ExamplesPlaceholder))
+                others = [item for item in items if not isinstance(item, ExamplesPlaceholder)]
+                if len(items) - len(others) != taken:
+                    raise FormatError("games nested in each other", code=Reason.IRREGULAR_EXAMPLES)
+                taken = 0
+                yield from others
                 self._unpickler.memo.compact()
             elif (game := self._unpickler.take_example()) is not None:
+                taken += 1
                 yield game
 
     def _next_event(self) -> Event | None:
