@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 import sys
 from pathlib import Path
 
@@ -40,3 +42,13 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     (failing,) = tmp_path.glob("failing-trmph-*")
     monkeypatch.undo()
     fuzz_parsers.main(["trmph", str(failing)])
+
+
+def test_changes_of_json_do_not_depend_on_earlier_ones() -> None:
+    import json_targets
+
+    before = repr(json_targets.VALUES)
+    rng = random.Random(1)
+    for _ in range(1000):
+        json.dumps(json_targets.altered({"a": {"b": 1}}, rng))
+    assert repr(json_targets.VALUES) == before

@@ -8,6 +8,7 @@ import json
 import random
 import tomllib
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -68,9 +69,9 @@ def altered(content: Any, rng: random.Random) -> Any:
             elif kind <= 3 and type(node[key]) is int:
                 node[key] += rng.choice((-1, 1))
             elif kind == 4 and isinstance(node, dict):
-                node[rng.choice(KEYS)] = rng.choice(VALUES)
+                node[rng.choice(KEYS)] = deepcopy(rng.choice(VALUES))
             else:
-                node[key] = rng.choice(VALUES)
+                node[key] = deepcopy(rng.choice(VALUES))
             break
     return content
 
