@@ -72,6 +72,9 @@ def file_of(opcodes: bytes) -> bytes:
         "octal": file_of(b"I010\n"),
         "hexadecimal": file_of(b"I0x10\n"),
         "a long integer with zeros": file_of(b"L010L\n"),
+        "minus zero": file_of(b"I-0\n"),
+        "a float that is too large": file_of(b"F1e999\n"),
+        "a float of too many digits": file_of(b"F-" + b"9" * 310 + b"\n"),
         "an integer with underscores": file_of(b"I1_0\n"),
         "a float with underscores": file_of(b"F1_0\n"),
         "a float with spaces": file_of(b"F 1\n"),
@@ -92,6 +95,19 @@ def file_of(opcodes: bytes) -> bytes:
 def test_pickles_that_python_reads_differently_are_refused(name, raw):
     with pytest.raises(FormatError):
         differential.ours(raw)
+
+
+@pytest.mark.parametrize(
+    "line", [b"I0", b"I-1", b"L0L", b"L-10L", b"Finf", b"F-inf", b"Fnan", b"F-0.0", b"F1e-999"]
+)
+def test_numbers_of_protocol_0_are_read_as_python_reads_them(line):
+    raw = file_of(line + b"\n")
+    assert differential.ours(raw) == differential.theirs(raw)[:2]
+
+
+def test_an_enormous_memo_number_needs_no_memory():
+    raw = b"}X\x08\0\0\0examples]r\xff\xff\xff\x7fs."
+    assert differential.ours(raw) == differential.theirs(raw)[:2]
 
 
 def shares_what_changes() -> bytes:

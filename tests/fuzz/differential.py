@@ -12,6 +12,7 @@ import io
 import json
 import math
 import pickle
+import re
 import struct
 import sys
 import tempfile
@@ -67,8 +68,8 @@ class Member:
         self.value = value
 
 
-class SafeUnpickler(pickle.Unpickler):
-    """Python's unpickler, restricted to NumPy's functions and to placeholders for enums."""
+class _Restricted:
+    """A mixin for Python's unpicklers: allows only NumPy's functions and placeholders for enums."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module in ("hex_ai.enums", "hex_ai.value_utils") and name in ("Player", "Winner"):
@@ -86,14 +87,30 @@ class SafeUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
+class SafeUnpickler(_Restricted, pickle.Unpickler):
+    """Python's unpickler in C."""
+
+
+class SlowUnpickler(_Restricted, pickle._Unpickler):
+    """Python's unpickler in Python. Unlike that in C, it needs no memory for numbers that are not used."""
+
+
+_LARGE_MEMO_NUMBER = re.compile(rb"r...[\x01-\xff]|p[\s+_0-9]{7}", re.DOTALL)
+
+
 def load(raw: bytes) -> Any:
     """Read with Python. Frames with wrong lengths, on which its two unpicklers disagree, are removed."""
     try:
-        return SafeUnpickler(io.BytesIO(raw)).load()
+        return _load(raw)
     except Exception:
         if b"\x95" not in raw:
             raise
-        return SafeUnpickler(io.BytesIO(b"".join(opcodes_of(raw, frames=False)))).load()
+        return _load(b"".join(opcodes_of(raw, frames=False)))
+
+
+def _load(raw: bytes) -> Any:
+    kind = SlowUnpickler if _LARGE_MEMO_NUMBER.search(raw) else SafeUnpickler
+    return kind(io.BytesIO(raw)).load()
 
 
 # Canonical form of both results

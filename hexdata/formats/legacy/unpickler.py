@@ -10,6 +10,7 @@ Opcodes are those of Python's ``pickletools``, protocols 0 to 5; opcodes without
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Callable, Collection
@@ -35,7 +36,8 @@ _LINE: Final = 1000
 """Maximum length in bytes of a number, module or name of protocol 0."""
 _MEMO_OPCODES: Final = frozenset(b"\x94qrp")
 _FLOAT: Final = struct.Struct(">d")
-_DECIMAL: Final = re.compile(rb"-?(0|[1-9][0-9]*)")
+_DECIMAL: Final = re.compile(rb"0|-?[1-9][0-9]*")
+"""Integers of protocol 0 as picklers write them. ``-0`` is False for one of Python's two unpicklers."""
 _FLOAT_LINE: Final = re.compile(rb"-?([0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|inf|nan)")
 """Floats of protocol 0 as picklers write them. Python accepts other notations too; they are refused here."""
 _CONTAINER: Final = 96
@@ -413,7 +415,10 @@ class Unpickler(ReadBuffer):
         self._number(line, _DECIMAL, int)
 
     def _float_line(self) -> None:
-        self._number(self.line(_LINE), _FLOAT_LINE, float)
+        line = self.line(_LINE)
+        self._number(line, _FLOAT_LINE, float)
+        if math.isinf(self.stack[-1]) and not line.endswith(b"inf"):
+            raise self.corrupt("a float that is too large", line[:20])
 
     def _number(self, line: bytes, form: re.Pattern[bytes], read: Callable[[bytes], float]) -> None:
         if form.fullmatch(line) is None:
