@@ -119,9 +119,10 @@ def _opcodes(raw: bytes) -> tuple[bytes, ...]:
 def _python_result(raw: bytes) -> str:
     """Return whether Python reads a dict of examples from a refused pickle.
 
-    Invalid states of arrays and dtypes are not read, as NumPy crashes at some of them.
+    Python does not read arrays and dtypes, as NumPy crashes at some invalid states, and no bytearrays, as it
+    allocates the length that is stated.
     """
-    if b"numpy" in raw:
+    if b"numpy" in raw or b"\x96" in raw:
         return NEITHER
     try:
         top = load(raw)
