@@ -299,11 +299,18 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def remove_tree(self, before_request: Callable[[], None] = lambda: None) -> None:
+    def remove_tree(
+        self, before_request: Callable[[], None] = lambda: None, *, durable: bool = False
+    ) -> None:
         """Remove the folder and its contents if it exists.
 
         Args:
             before_request: As for :meth:`remove`.
+            durable: Whether the folder must be gone afterwards, also after a crash. Default: False, which on
+                a local disk ignores errors and does not sync. Object stores always raise errors.
+
+        Raises:
+            OSError: Something could not be removed, with its path.
         """
 
     @abstractmethod

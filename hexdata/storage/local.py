@@ -6,6 +6,7 @@ import io
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -183,10 +184,20 @@ class LocalStorage(Storage):
         """Remove the file if it exists."""
         self.path.unlink(missing_ok=True)
 
-    def remove_tree(self, before_request: Callable[[], None] = lambda: None) -> None:  # noqa: ARG002
-        """Remove the folder and its contents if it exists. Errors are ignored."""
+    def remove_tree(
+        self,
+        before_request: Callable[[], None] = lambda: None,  # noqa: ARG002
+        *,
+        durable: bool = False,
+    ) -> None:
+        """Remove the folder and its contents if it exists. Unless ``durable``, errors are ignored."""
         if self.path.is_dir():  # rmtree would block on a pipe
-            shutil.rmtree(self.path, ignore_errors=True)
+            if durable:
+                _remove_folder(self.path)
+            else:
+                shutil.rmtree(self.path, ignore_errors=True)
+        if durable and self.path.parent.is_dir():
+            sync_folder(self.path.parent)
 
     def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:
         """Remove the temporary files that killed processes left in the folder."""
@@ -219,3 +230,17 @@ def _do_nothing() -> None:
 def _raise_unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
+
+
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder and its contents; errors have the whole path, which ``rmtree`` of Python 3.11 omits."""
+
+    def fail(_: object, path: str, raised: Any) -> None:
+        error: OSError = raised[1] if isinstance(raised, tuple) else raised
+        error.filename = path
+        raise error
+
+    if sys.version_info >= (3, 12):
+        shutil.rmtree(folder, onexc=fail)
+    else:
+        shutil.rmtree(folder, onerror=fail)

@@ -280,7 +280,12 @@ class ObjectStorage(Storage):
         except FileNotFoundError:
             return
 
-    def remove_tree(self, before_request: Callable[[], None] = lambda: None) -> None:
+    def remove_tree(
+        self,
+        before_request: Callable[[], None] = lambda: None,
+        *,
+        durable: bool = False,  # noqa: ARG002
+    ) -> None:
         """Remove all objects below the address, with one request for many objects if the store allows it."""
         keys = [key for key in list_objects(self._system, self.path.path, recursive=True) if key]
         if not speaks_s3(self._system):

@@ -234,13 +234,14 @@ class Store:
                         storage_of(self.path).remove_unfinished(_FOLDERS)  # of killed workers on any machine
 
     def remove(self, folder: str) -> None:
-        """Remove a folder of the store. The caller must hold the lock.
+        """Remove a folder of the store, so that it is gone even after a crash. The caller must hold the lock.
 
         Raises:
+            OSError: A file could not be removed.
             StoreLockedError: The lock has been lost, so another process may have written there.
         """
         self.require_lock()
-        storage_of(self.path / folder).remove_tree(self.require_lock)
+        storage_of(self.path / folder).remove_tree(self.require_lock, durable=True)
 
     def keep_only(self, folder: str, names: Container[str]) -> None:
         """Remove all objects below a folder except the given ones.

@@ -58,6 +58,6 @@ def test_a_writer_that_was_suspended_while_it_listed_removes_nothing(tmp_path: P
 @pytest.mark.usefixtures("suspended")
 def test_the_simulation_finds_removals_without_a_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     remove_tree = ObjectStorage.remove_tree
-    monkeypatch.setattr(ObjectStorage, "remove_tree", lambda storage, _=None: remove_tree(storage))
+    monkeypatch.setattr(ObjectStorage, "remove_tree", lambda storage, _=None, **_kept: remove_tree(storage))
     with pytest.raises(objects.SimulationError, match="which the manifest lists, is missing"):
         objects.run_seeds(SUSPENDED, 1)

@@ -21,7 +21,7 @@ from hexdata.errors import BudgetError, HexdataError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.shuffle import RetryPolicy, ShuffleOptions, shuffle_store
 from hexdata.sql import database
-from hexdata.storage import HashingFile, LocalStorage, add_path_to_error
+from hexdata.storage import HashingFile, LocalStorage, add_path_to_error, local
 from hexdata.store import Store
 from hexdata.store.integrity import find_damage
 from hexdata.store.manifest import Manifest
@@ -246,3 +246,44 @@ def test_a_log_that_cannot_be_written_is_a_note(
         shuffle_store(store, ShuffleOptions(threads=1, seed=2))
     assert len(caught) == 1
     assert verify_store(store).ok
+
+
+def test_a_shuffle_ends_if_old_shards_cannot_be_removed(
+    shuffled: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers would take them for shards of the new shuffle. The same command again removes them."""
+    store = copy_store(shuffled)
+    export_shards(store, ExportOptions(workers=1))
+    unlink = os.unlink
+
+    def fail(path: str, **options: Any) -> None:
+        if path.endswith(".tar"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        unlink(path, **options)
+
+    again = ShuffleOptions(seed=9, threads=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", fail)
+        with pytest.raises(StoreError, match=rf"{store}/shards/.*\.tar.*Check the disk"):
+            shuffle_store(store, again, retry=ONCE)
+    assert any((store / "shards").iterdir())
+    shuffle_store(store, again)
+    assert not (store / "shards").exists()
+    verify_store(store).require()
+
+
+def test_removed_folders_of_a_store_are_removed_after_a_crash_too(
+    shuffled: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = copy_store(shuffled)
+    synced: list[Path] = []
+
+    def record(folder: Path) -> None:
+        assert not (store / "shuffled").exists()
+        synced.append(folder)
+
+    opened = Store.open(store)
+    with opened.writing("shuffle"), monkeypatch.context() as patched:
+        patched.setattr(local, "sync_folder", record)
+        opened.remove("shuffled")
+    assert synced == [store]
