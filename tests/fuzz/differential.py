@@ -98,18 +98,21 @@ class SlowUnpickler(_Restricted, pickle._Unpickler):
 _LARGE_MEMO_NUMBER = re.compile(rb"r...[\x01-\xff]|p[\s+_0-9]{7}", re.DOTALL)
 
 
-def load(raw: bytes) -> Any:
-    """Read with Python. Frames with wrong lengths, on which its two unpicklers disagree, are removed."""
+def load(raw: bytes, slow: bool = False) -> Any:
+    """Read with Python, with its slow unpickler if a number or ``slow`` says so.
+
+    Frames with wrong lengths, on which its two unpicklers disagree, are removed.
+    """
     try:
-        return _load(raw)
+        return _load(raw, slow)
     except Exception:
         if b"\x95" not in raw:
             raise
-        return _load(b"".join(opcodes_of(raw, frames=False)))
+        return _load(b"".join(opcodes_of(raw, frames=False)), slow)
 
 
-def _load(raw: bytes) -> Any:
-    kind = SlowUnpickler if _LARGE_MEMO_NUMBER.search(raw) else SafeUnpickler
+def _load(raw: bytes, slow: bool) -> Any:
+    kind = SlowUnpickler if slow or _LARGE_MEMO_NUMBER.search(raw) else SafeUnpickler
     return kind(io.BytesIO(raw)).load()
 
 
@@ -179,10 +182,10 @@ def ours(raw: bytes) -> tuple[list[object], object]:
     return examples, canonical(rest, nodes)
 
 
-def theirs(raw: bytes) -> tuple[list[object], object, list[Any]]:
+def theirs(raw: bytes, slow: bool = False) -> tuple[list[object], object, list[Any]]:
     """Return the same by Python, and the examples themselves."""
     nodes = [0]
-    top = load(raw)
+    top = load(raw, slow)
     rest = {key: value for key, value in top.items() if key != "examples"}
     return [canonical(item, nodes) for item in top["examples"]], canonical(rest, nodes), top["examples"]
 
