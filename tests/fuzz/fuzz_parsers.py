@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -100,6 +100,8 @@ CORPUS = HERE / "corpus"
 OPTIONS = ("-rss_limit_mb=3000", "-len_control=0", "-print_final_stats=1", "-verbosity=1")
 STRUCTURED = 0.8
 """Share of inputs of a guided run that the target mutates, and libFuzzer the others."""
+VALID = 0.4
+"""Share of inputs that are changes of accepted ones. Most of those that libFuzzer chooses are refused."""
 
 
 def target_class(name: str) -> Any:
@@ -214,19 +216,26 @@ def run_guided(name: str, arguments: list[str]) -> None:
         merging = any(argument.startswith("-merge") for argument in arguments)
         for raw in [*target.seeds(), *([] if merging else committed(name))]:
             (folder / hashlib.sha1(raw).hexdigest()).write_bytes(raw)
+    both = importlib.import_module("fuzz_target").BOTH
+    accepted: deque[bytes] = deque(maxlen=256)
     counts = Counts()
     path = folder.with_name(f"{folder.name}-{time.time_ns()}.json")
     due = time.monotonic() + 1
 
     def check(raw: bytes) -> None:
         nonlocal due
-        counts.results[target.check(raw)] += 1
+        result = target.check(raw)
+        counts.results[result] += 1
+        if result == both:
+            accepted.append(raw)
         if time.monotonic() > due and not folder.is_file():
             due = time.monotonic() + 1
             path.write_text(json.dumps({"results": counts.results, "seconds": time.process_time()}))
 
     def mutate(raw: bytes, max_size: int, seed: int) -> bytes:
         rng = random.Random(seed)
+        if accepted and rng.random() < VALID:
+            raw = rng.choice(accepted)
         if rng.random() < STRUCTURED:
             found = target.mutate(raw, rng)
             if found and len(found) <= max_size:
