@@ -31,15 +31,14 @@ import gc
 import itertools
 import json
 import os
+import pickle
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections import Counter
@@ -58,7 +57,6 @@ import duckdb  # noqa: E402
 from hexdata.cards import CARDS  # noqa: E402
 from hexdata.errors import HexdataError  # noqa: E402
 from hexdata.sql.database import DATABASE_NAME  # noqa: E402
-from hexdata.system import lock_file, unlock_file  # noqa: E402
 from tests.simulation.commands import COMMANDS, points_announced, prepare  # noqa: E402
 from tests.simulation.replay import (  # noqa: E402
     CHANGES,
@@ -72,6 +70,7 @@ from tests.simulation.replay import (  # noqa: E402
     read_tree,
     write_tree,
 )
+from tests.simulation.sharing import Group, share_tasks  # noqa: E402
 
 SHIM: Final = Path(__file__).with_name("shim.c")
 ERRORS: Final = {"eio": 1, "enospc": 2, "eintr": 3, "short": 4}
@@ -91,7 +90,7 @@ _REACHED: Final = {
 """Kinds of operations that an error may concern, if not all."""
 _LASTING_REACHED: Final = {"eio": CHANGES, "enospc": frozenset(_REACHED["enospc"])}
 """The same for an error that lasts, which is tried also at the first operation on each path."""
-_CHUNK: Final = 96
+_CHUNK: Final = {"small": 96, "medium": 8}
 """Largest number of cases that a worker takes at a time."""
 
 
@@ -277,7 +276,11 @@ class _Plan:
 
 def _run_here(folder: Path, action: Callable[[], Any], plan: _Plan, requests: int, answers: int) -> None:
     """Run an action, and write the outcome to ``answers``. A server forks for each line of ``requests``."""
-    _set_up(folder, again=plan.server is None and plan.log is None)
+    _set_up(folder)
+    if plan.shared is None:
+        _fix_names(again=plan.server is None and plan.log is None)
+    else:
+        _fork_workers()
     _SESSIONS.install()
     shim = _Shim() if hasattr(ctypes.CDLL(None), "disk_start") else None
     passed: list[tuple[str, int, str]] = []
@@ -294,7 +297,7 @@ def _run_here(folder: Path, action: Callable[[], Any], plan: _Plan, requests: in
     def at_point(point: str) -> None:
         counted, faults, hits = (0, 0, 0) if shim is None else shim.counts()
         if point == plan.server and shim is not None:
-            _serve(shim, requests, answers)
+            _serve(shim, plan, folder, requests, answers)
         elif plan.log is not None:
             passed.append((point, counted, files()))
         elif point in plan.marks and bool(faults) == faulty and plan.marks[point] == files():
@@ -324,21 +327,32 @@ def _run_here(folder: Path, action: Callable[[], Any], plan: _Plan, requests: in
     _send(answers, Outcome(ending, text[-6000:], faults, operations, hits, passed))
 
 
-def _set_up(folder: Path, again: bool = False) -> None:
-    """Prepare this process for a run. All first runs use the same random names, a repeated run other ones."""
+def _set_up(folder: Path) -> None:
+    """Prepare this process for a run in a folder, without output."""
     os.chdir(folder)
     os.environ["TMPDIR"] = str(folder / "tmp")
     tempfile.tempdir = None
-    tempfile._name_sequence = map("t{:07d}".format, itertools.count())  # type: ignore[attr-defined]
-    numbers = itertools.count(1 << 40 if again else 1)
-    os.urandom = lambda size: digest(b"%d" % next(numbers)).encode()[:size].ljust(size, b"0")
     silence = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
         os.dup2(silence, stream)
     warnings.simplefilter("ignore")
 
 
-def _serve(shim: _Shim, requests: int, answers: int) -> None:
+def _fix_names(again: bool) -> None:
+    """Let all first runs use the same random names, and repeated runs other ones."""
+    tempfile._name_sequence = map("t{:07d}".format, itertools.count())  # type: ignore[attr-defined]
+    numbers = itertools.count(1 << 40 if again else 1)
+    os.urandom = lambda size: digest(b"%d" % next(numbers)).encode()[:size].ljust(size, b"0")
+
+
+def _fork_workers() -> None:
+    """Let loky fork its worker processes: starting an interpreter for each takes most of a medium run."""
+    import loky.backend.context
+
+    loky.backend.context.set_start_method("fork", force=True)
+
+
+def _serve(shim: _Shim, plan: _Plan, folder: Path, requests: int, answers: int) -> None:
     """Fork for each request. Return in the fork, with the fault of the request; never in the server."""
     _send(answers, Outcome("ready", operations=shim.counts()[0]))
     with os.fdopen(requests) as lines:
@@ -346,6 +360,9 @@ def _serve(shim: _Shim, requests: int, answers: int) -> None:
             child = os.fork()
             if not child:
                 signal.alarm(_SECONDS)
+                if plan.shared is not None:
+                    os.setpgid(0, 0)
+                    shim.start(folder, None)  # counts from 0: the run before has counted in the same state
                 request = json.loads(line)
                 if "keys" in request:
                     shim.arm_group(request["keys"], request["fault"])
@@ -353,9 +370,17 @@ def _serve(shim: _Shim, requests: int, answers: int) -> None:
                     shim.arm(request["at"], request["fault"])
                 return
             _, status = os.waitpid(child, 0)
+            if plan.shared is not None:
+                _kill_workers(child)
             if status:
                 _send(answers, Outcome("died", f"status {status}"))
     os._exit(0)
+
+
+def _kill_workers(process: int) -> None:
+    """End the worker processes that a run has left, before its files are replaced."""
+    with suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
 
 
 def _send(answers: int, outcome: Outcome) -> None:
@@ -378,6 +403,8 @@ class _Child:
             try:
                 if plan.server is None:
                     signal.alarm(_SECONDS)
+                if plan.shared is not None:
+                    os.setpgid(0, 0)
                 _run_here(folder, action, plan, to_read, answers)
             finally:
                 os._exit(0)
@@ -385,6 +412,7 @@ class _Child:
         os.close(answers)
         self._requests = requests
         self._answers = os.fdopen(reading)
+        self._has_workers = plan.shared is not None
 
     def outcome(self) -> Outcome | None:
         """Return the next outcome, or None if the process has ended without one."""
@@ -404,7 +432,10 @@ class _Child:
         """Wait for the end of the process, and return its status."""
         os.close(self._requests)
         self._answers.close()
-        return os.waitpid(self._process, 0)[1]
+        _, status = os.waitpid(self._process, 0)
+        if self._has_workers:
+            _kill_workers(self._process)
+        return status
 
 
 _SECONDS: Final = 300
@@ -582,11 +613,28 @@ class Simulation:
             lambda case: (case.fault in CRASHES, "" if case.fault in CRASHES else self.stage_of(case.at)),
         ):
             whole = list(found)
-            number = -(-len(whole) // _CHUNK)
+            number = -(-len(whole) // _CHUNK[self.size])
             chunks += [
                 whole[len(whole) * k // number : len(whole) * (k + 1) // number] for k in range(number)
             ]
         return chunks
+
+
+def sample(cases: list[Case], size: Callable[[int], int], seed: int = 0) -> list[Case]:
+    """Return some cases of each fault, spread evenly over the operations.
+
+    Args:
+        cases: all cases.
+        size: returns the number of cases to choose from a number of cases.
+        seed: seed of the choice.
+    """
+    chosen = set()
+    for fault in FAULTS:
+        found = [case for case in cases if case.fault == fault]
+        draw = random.Random(f"{seed} {fault}")
+        number = min(size(len(found)), len(found))
+        chosen |= {found[int((k + draw.random()) * len(found) / number)] for k in range(number)}
+    return [case for case in cases if case in chosen]
 
 
 class _Seen:
@@ -627,6 +675,7 @@ class _Worker:
         _SESSIONS.install()
         child = os.dup(1), os.dup(2), Path.cwd()
         _set_up(self.folder)
+        _fix_names(again=False)
         self.simulation.action()
         for stream in (1, 2):
             os.dup2(child[stream - 1], stream)
@@ -757,83 +806,52 @@ class _Worker:
 
 # --- many cases ----------------------------------------------------------------------------------------
 
-Report = Callable[[int, dict[str, Any]], None]
 
+class CommandGroup(Group):
+    """The cases of one command, divided into chunks, which are tried with some processes.
 
-def check_all(
-    simulation: Simulation, chunks: dict[int, list[Case]], jobs: int, deadline: float, report: Report
-) -> int:
-    """Check numbered chunks in several processes, and report each: its counts and its failures.
-
-    Returns:
-        The number of processes that failed themselves.
+    Args:
+        name: name of the command.
+        size: "small" or "medium".
+        folder: folder for the files, which is removed at the end.
+        choose: selects cases. Default: all.
+        seeds: seeds of the faults that depend on one. Default: 0 and 1.
     """
-    numbers, feed = os.pipe()
-    reading, writing = os.pipe()
-    children = []
-    sys.stdout.flush()
-    for job in range(jobs):
-        child = os.fork()
-        if not child:
-            os.close(feed)
-            os.close(reading)
-            status = 1
-            try:
-                _work(simulation, chunks, job, numbers, writing, deadline)
-                status = 0
-            except BaseException:  # noqa: BLE001 - the parent reports it
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        children.append(child)
-    os.close(writing)
-    os.close(numbers)
-    with suppress(BrokenPipeError):
-        for number in chunks:
-            os.write(feed, b"%07d\n" % number)
-    os.close(feed)
-    with os.fdopen(reading) as pipe:
-        for line in pipe:
-            answer = json.loads(line)
-            report(answer.pop("chunk"), answer)
-    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
 
+    def __init__(
+        self,
+        name: str,
+        size: str,
+        folder: Path,
+        choose: Callable[[list[Case]], list[Case]] = list,
+        seeds: Sequence[int] = range(SEEDS),
+    ) -> None:
+        super().__init__()
+        self.name, self.size, self.folder = name, size, folder
+        self._choose, self._seeds = choose, seeds
 
-def _work(
-    simulation: Simulation,
-    chunks: dict[int, list[Case]],
-    job: int,
-    numbers: int,
-    writing: int,
-    deadline: float,
-) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[job % len(cores)]})
-    worker = _Worker(simulation, job)
-    lock = os.open(simulation.folder / "lock", os.O_RDWR | os.O_CREAT)
-    while time.time() < deadline and (line := os.read(numbers, 8)):
-        worker.counts.clear()
-        begin = time.perf_counter()
-        before = _cpu_seconds()
-        failures = [
-            {"case": asdict(case), "wrong": wrong[-3000:]} for case, wrong in worker.check(chunks[int(line)])
-        ]
-        answer = {
-            "chunk": int(line),
-            "counts": worker.counts,
-            "failures": failures,
-            "seconds": round(time.perf_counter() - begin, 3),
-            "cpu": round(_cpu_seconds() - before, 3),
-        }
-        data = (json.dumps(answer) + "\n").encode()
-        lock_file(lock, wait=True)  # a long line is written in parts
-        while data:
-            data = data[os.write(writing, data) :]
-        unlock_file(lock)
+    def prepare(self) -> tuple[dict[str, Any], int]:
+        simulation = Simulation(self.name, self.size, self.folder)
+        cases = list(simulation.cases(seeds=self._seeds))
+        chunks = simulation.chunks(self._choose(cases))
+        (self.folder / "simulation").write_bytes(pickle.dumps((simulation, chunks)))
+        return {"operations": len(simulation.operations), "all cases": len(cases)}, len(chunks)
 
+    def begin(self, job: int) -> Callable[[int], dict[str, Any]]:
+        simulation, chunks = pickle.loads((self.folder / "simulation").read_bytes())
+        worker = _Worker(simulation, job)
 
-def _cpu_seconds() -> float:
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        def check(number: int) -> dict[str, Any]:
+            worker.counts.clear()
+            failures = [
+                {"case": asdict(case), "wrong": wrong[-3000:]} for case, wrong in worker.check(chunks[number])
+            ]
+            return {"counts": dict(worker.counts), "failures": failures}
+
+        return check
+
+    def end(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def load_libraries() -> None:
@@ -890,58 +908,69 @@ def main() -> None:
     options = parser.parse_args()
     preload(options.folder)
     load_libraries()
+    names = list(COMMANDS) if "all" in options.command else options.command
+    if options.list:
+        for name in names:
+            _print_operations(name, options)
+        return
+    seeds = range(SEEDS) if options.seed is None else [options.seed]
+    groups = [
+        CommandGroup(
+            name,
+            options.size,
+            options.folder / f"{name}-{options.size}-{os.getpid()}",
+            lambda cases: _chosen(cases, options),
+            seeds=seeds,
+        )
+        for name in names
+    ]
     failed = 0
-    for name in COMMANDS if "all" in options.command else options.command:
-        failed += _check_command(name, options)
+    counts: dict[Group, Counter[str]] = {group: Counter() for group in groups}
+    for group, number, answer in share_tasks(groups, options.jobs, float("inf")):
+        assert isinstance(group, CommandGroup)
+        counts[group].update(answer.get("counts", {}))
+        counts[group]["CPU seconds"] += answer.get("cpu", 0)
+        for failure in answer.get("failures", ()):
+            failed += 1
+            counts[group]["failed"] += 1
+            wrong = failure["wrong"].replace("\n", "\n    ")
+            print(f"FAILED {Case(**failure['case'])}\n    {wrong}", flush=True)
+        if "broken" in answer:
+            failed += 1
+            print(f"BROKEN {group.name} {group.size}, chunk {number}\n{answer['broken']}", flush=True)
+        elif number is None and group.facts is not None:
+            print(_summary(group, counts[group]), flush=True)
     sys.exit(failed > 0)
 
 
-def _sample(cases: list[Case], every: int) -> list[Case]:
-    """Return one of ``every`` cases of each fault, and at least one."""
-    by_fault: dict[str, list[int]] = {}
-    for index, case in enumerate(cases):
-        by_fault.setdefault(case.fault, []).append(index)
-    choose = random.Random(0).sample
-    kept = [choose(indices, -(-len(indices) // every)) for indices in by_fault.values()]
-    return [cases[index] for index in sorted(itertools.chain(*kept))]
+def _chosen(cases: list[Case], options: argparse.Namespace) -> list[Case]:
+    """Return the cases that the command line selects."""
+    cases = [
+        case
+        for case in cases
+        if options.at in (None, case.at) and (options.fault is None or case.fault in options.fault)
+    ]
+    return sample(cases, lambda number: -(-number // options.every))
 
 
-def _check_command(name: str, options: argparse.Namespace) -> int:
-    begin = time.perf_counter()
+def _print_operations(name: str, options: argparse.Namespace) -> None:
     folder = options.folder / f"{name}-{options.size}-{os.getpid()}"
-    counts: Counter[str] = Counter()
-    failures = []
-
-    def report(_: int, answer: dict[str, Any]) -> None:
-        counts.update(answer["counts"])
-        for failure in answer["failures"]:
-            failures.append(failure)
-            print(
-                f"FAILED {Case(**failure['case'])}\n    " + failure["wrong"].replace("\n", "\n    "),
-                flush=True,
-            )
-
     try:
-        simulation = Simulation(name, options.size, folder)
-        if options.list:
-            for operation in simulation.operations:
-                print(operation.number, operation.kind, operation.path, operation.other, len(operation.data))
-            return 0
-        seeds = range(SEEDS) if options.seed is None else [options.seed]
-        cases = list(simulation.cases(tuple(options.fault or FAULTS), seeds))
-        if options.at is not None:
-            cases = [case for case in cases if case.at == options.at]
-        if options.every > 1:
-            cases = _sample(cases, options.every)
-        chunks = dict(enumerate(simulation.chunks(cases)))
-        broken = check_all(simulation, chunks, min(options.jobs, len(chunks)), float("inf"), report)
+        for operation in Simulation(name, options.size, folder).operations:
+            print(operation.number, operation.kind, operation.path, operation.other, len(operation.data))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    shown = {name: number for name, number in sorted(counts.items()) if not name.endswith("cases")}
-    figures = {"operations": len(simulation.operations), "cases": counts["cases"], **shown}
-    seconds = time.perf_counter() - begin
-    print(f"{name} {options.size}: {len(failures)} failed; {figures}; {seconds:.0f} s", flush=True)
-    return len(failures) + broken
+
+
+def _summary(group: CommandGroup, counts: Counter[str]) -> str:
+    assert group.facts is not None
+    shown = {
+        name: round(number)
+        for name, number in sorted(counts.items())
+        if name != "failed" and not name.endswith("cases")
+    }
+    figures = {"operations": group.facts["operations"], "cases": counts["cases"], **shown}
+    return f"{group.name} {group.size}: {counts['failed']} failed; {figures}"
 
 
 if __name__ == "__main__":

@@ -1,15 +1,16 @@
 """Runs all parts of the proof by simulation, and adds up what they found.
 
     python tests/simulation/matrix.py                              # everything
-    python tests/simulation/matrix.py --share 3/7                  # every seventh chunk, from the third
+    python tests/simulation/matrix.py --share 3/7                  # every seventh task, from the third
     python tests/simulation/matrix.py --parts small,objects --minutes 20
     python tests/simulation/matrix.py --out FOLDER                 # again: only what is missing or has failed
 
 The parts ``small`` and ``medium`` are the cases of ``disk.py``: each operation of each command with each
-fault, and of medium commands every k-th chunk of cases. The others are scripts, see ``SCRIPTS``. The results
-of each chunk are appended to ``FOLDER/results.jsonl``, with a digest of the code that was tested, so that an
-interrupted run can be continued. The summary is printed and written to ``FOLDER/summary.json``. Exits with
-status 1 if a case fails, and with status 3 if the time was over before all were tried.
+fault; of medium commands, a sample of each fault. ``rot`` are changed bytes, see ``rot.py``. The others are
+scripts, see ``SCRIPTS``. All are divided into tasks, which the processes share. The results of each task are
+appended to ``FOLDER/results.jsonl``, with a digest of the code that was tested, so that an interrupted run
+can be continued. The summary is printed and written to ``FOLDER/summary.json``. Exits with status 1 if a case
+fails or a task ends with an exception, and with status 3 if the time was over before all were tried.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import argparse
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,26 +31,31 @@ TESTS = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(TESTS.parent))
 
+from tests.simulation import rot  # noqa: E402
 from tests.simulation.commands import COMMANDS  # noqa: E402
 from tests.simulation.disk import (  # noqa: E402
     Case,
-    Simulation,
-    check_all,
+    CommandGroup,
     default_folder,
     load_libraries,
     preload,
+    sample,
 )
 from tests.simulation.replay import digest  # noqa: E402
+from tests.simulation.sharing import Group, cpu_seconds, share_tasks  # noqa: E402
 
 DISK_PARTS: Final = ("small", "medium")
 SCRIPTS: Final = {
-    "objects": "simulation/objects.py --first 0 --count 1000",
-    "rot": "simulation/rot.py store --step 60 --minutes 10",
-    "fuzz": "fuzz/fuzz_parsers.py --sample 120 1",
+    "objects": [f"simulation/objects.py --first {first} --count 125" for first in range(0, 1000, 125)],
+    "fuzz": [f"fuzz/fuzz_parsers.py --sample 30 {seed}" for seed in range(1, 5)],
 }
 """Scripts in ``tests`` that try a fixed number of cases and end with another status than 0 if one fails."""
-MEDIUM_EVERY: Final = 40
-"""Of the chunks of medium commands, one of this number is tried."""
+PARTS: Final = (*SCRIPTS, "rot", "medium", "small")
+"""The parts, in the order in which they are begun."""
+MEDIUM_EACH: Final = 4
+"""Cases of each fault and medium command."""
+ROT_STEP: Final = 2
+"""Of each file, every k-th byte is altered."""
 
 
 def tested_code() -> str:
@@ -91,87 +97,93 @@ class Results:
         self._keep(line)
 
 
+class Script(Group):
+    """A script with several argument lists, which are one task each."""
+
+    def __init__(self, commands: list[str], deadline: float) -> None:
+        super().__init__()
+        self._commands, self._deadline = commands, deadline
+
+    def prepare(self) -> tuple[dict[str, Any], int]:
+        return {}, len(self._commands)
+
+    def begin(self, job: int) -> Callable[[int], dict[str, Any]]:
+        del job
+        return self._run
+
+    def _run(self, number: int) -> dict[str, Any]:
+        """Run a script, and end it at the deadline."""
+        script, *arguments = shlex.split(self._commands[number])
+        try:
+            done = subprocess.run(
+                [sys.executable, str(TESTS / script), *arguments],
+                cwd=TESTS.parent,
+                env={**os.environ, "PYTHONPATH": str(TESTS.parent), "LD_PRELOAD": ""},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+                timeout=None if self._deadline == float("inf") else max(1.0, self._deadline - time.time()),
+            )
+        except subprocess.TimeoutExpired:
+            return {"late": True}
+        last = done.stdout.strip().splitlines()[-1:] or [""]
+        failures = [{"wrong": done.stdout[-3000:]}] if done.returncode else []
+        return {"counts": {}, "failures": failures, "last": last[0]}
+
+
 class Matrix:
     """A run of some parts.
 
     Args:
         results: results of earlier runs and of this one.
-        jobs: number of processes.
         share: the number of a share and the number of shares.
-        deadline: time at which no further chunk is started, in seconds since 1970.
+        deadline: time at which no further task is started, in seconds since 1970.
     """
 
-    def __init__(self, results: Results, jobs: int, share: tuple[int, int], deadline: float) -> None:
-        self.results, self.jobs, self.share, self.deadline = results, jobs, share, deadline
+    def __init__(self, results: Results, share: tuple[int, int], deadline: float) -> None:
+        self.results, self.share, self.deadline = results, share, deadline
         self.missing: Counter[str] = Counter()
         self.broken = 0
+        self._groups: dict[Group, tuple[str, str]] = {}
 
-    def run_disk(self, part: str, name: str, folder: Path, every: int) -> None:
-        """Try the cases of one command, or every k-th chunk of them."""
-        place = folder / f"{name}-{part}-{os.getpid()}"
-        index, number = self.share
-        try:
-            simulation = Simulation(name, part, place)
-            chunks = simulation.chunks(simulation.cases())
-            mine = range((index - 1) * every, len(chunks), number * every)
-            due = {k: chunks[k] for k in mine if not self.results.is_done(part, name, k)}
-            facts = {"operations": len(simulation.operations), "chunks": len(chunks)}
-            facts["all cases"] = sum(map(len, chunks))
+    def add(self, part: str, name: str, group: Group) -> None:
+        """Add a group, of which the tasks of the share are done that are not done already."""
+        index, shares = self.share
 
-            def report(chunk: int, answer: dict[str, Any]) -> None:
-                due.pop(chunk)
-                self.results.add(part, name, chunk, **facts, **answer)
+        def is_due(number: int) -> bool:
+            return number % shares == index - 1 and not self.results.is_done(part, name, number)
+
+        group.is_due = is_due
+        self._groups[group] = part, name
+
+    def run(self, jobs: int) -> None:
+        """Do the tasks of all groups, and print failures and the sums of each group."""
+        for group, number, answer in share_tasks(list(self._groups), jobs, self.deadline):
+            part, name = self._groups[group]
+            if "broken" in answer:
+                self.broken += 1
+                print(f"BROKEN {part} {name} {number}\n    {_first_lines(answer['broken'])}", flush=True)
+            elif "late" in answer:
+                self.missing[part] += 1
+            elif number is not None:
+                self.results.add(part, name, number, **(group.facts or {}), **answer)
                 for failure in answer["failures"]:
-                    print(
-                        f"FAILED {Case(**failure['case'])}\n    {_first_lines(failure['wrong'])}", flush=True
-                    )
+                    case = Case(**failure["case"]) if part in DISK_PARTS else failure.get("case", part)
+                    print(f"FAILED {case}\n    {_first_lines(failure['wrong'])}", flush=True)
+            else:
+                self._print(group)
+        for group, (part, _) in self._groups.items():
+            self.missing[part] += len(group.left)
+            self.missing[f"{part}, not begun"] += group.facts is None
 
-            self.broken += check_all(simulation, dict(due), min(self.jobs, len(due)), self.deadline, report)
-            self.missing[part] += len(due)
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
+    def _print(self, group: Group) -> None:
+        part, name = self._groups[group]
         done = [line for line in self.results.lines.values() if (line["part"], line["name"]) == (part, name)]
-        cases = sum(line["counts"]["cases"] for line in done)
+        cases = sum(line["counts"].get("cases", 0) for line in done)
         failed = sum(len(line["failures"]) for line in done)
         cpu = sum(line["cpu"] for line in done)
-        figures = f"{cases:,} of {facts['all cases']:,} cases, {failed} failed; {cpu:.0f} s of CPU time"
-        print(f"{part} {name}: {figures}", flush=True)
-
-    def run_script(self, part: str) -> None:
-        """Run the command of another part, unless it has succeeded with this code."""
-        if self.results.is_done(part, "", 0):
-            return
-        if time.time() > self.deadline:
-            self.missing[part] += 1
-            return
-        script, *arguments = shlex.split(SCRIPTS[part])
-        before = os.times()
-        begin = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, str(TESTS / script), *arguments],
-            cwd=TESTS.parent,
-            env={**os.environ, "PYTHONPATH": str(TESTS.parent), "LD_PRELOAD": ""},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        after = os.times()
-        last = done.stdout.strip().splitlines()[-1:] or [""]
-        failures = [{"wrong": done.stdout[-3000:]}] if done.returncode else []
-        self.results.add(
-            part,
-            "",
-            0,
-            counts={},
-            failures=failures,
-            seconds=round(time.perf_counter() - begin, 1),
-            cpu=round(
-                after.children_user + after.children_system - before.children_user - before.children_system, 1
-            ),
-            last=last[0],
-        )
-        print(f"{part}: {'FAILED ' if failures else ''}{last[0]}", flush=True)
+        print(f"{part} {name}: {cases:,} cases, {failed} failed; {cpu:.0f} s of CPU time", flush=True)
 
 
 def _first_lines(text: str) -> str:
@@ -192,7 +204,9 @@ def summary_of(results: Results, parts: list[str]) -> dict[str, Any]:
         entry["failed"] += len(line["failures"])
         entry["cpu"] = round(entry["cpu"] + line["cpu"], 1)
         entry["seconds"] = round(entry["seconds"] + line["seconds"], 1)
-        entry |= {key: line[key] for key in ("operations", "all cases", "last") if key in line}
+        entry |= {key: line[key] for key in ("operations", "all cases") if key in line}
+        if "last" in line:
+            entry.setdefault("last", []).append(line["last"])
     return summary
 
 
@@ -225,47 +239,66 @@ def _row(name: str, values: dict[str, int]) -> str:
 
 def main() -> None:
     """Run the parts that the command line selects."""
-    everything = [*DISK_PARTS, *SCRIPTS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--parts", default=",".join(everything), help="default: %(default)s")
+    parser.add_argument("--parts", default=",".join(PARTS), help="default: %(default)s")
     parser.add_argument("--only", help="commands of the disk, separated by commas; default: all")
-    parser.add_argument(
-        "--share", default="1/1", help="K/N: of each command, every N-th chunk, from the K-th"
-    )
-    parser.add_argument("--medium-every", type=int, default=MEDIUM_EVERY, help="default: %(default)s")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no chunk after this time")
+    parser.add_argument("--share", default="1/1", help="K/N: of each command, every N-th task, from the K-th")
+    parser.add_argument("--medium-each", type=int, default=MEDIUM_EACH, help="default: %(default)s")
+    parser.add_argument("--rot-step", type=int, default=ROT_STEP, help="default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples of medium and rot")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no task after this time")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=default_folder() / "matrix", help="default: %(default)s")
     options = parser.parse_args()
     parts = options.parts.split(",")
-    if unknown := set(parts) - set(everything):
-        parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(everything)}")
-    index, number = map(int, options.share.split("/"))
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
     begin = time.time()
     folder = default_folder()
     preload(folder)
     load_libraries()
     results = Results(options.out)
-    matrix = Matrix(results, options.jobs, (index, number), begin + 60 * options.minutes)
-    for part in everything:
-        if part in DISK_PARTS and part in parts:
-            for name in options.only.split(",") if options.only else COMMANDS:
-                matrix.run_disk(part, name, folder, options.medium_every if part == "medium" else 1)
-        elif part in parts:
-            matrix.run_script(part)
+    index, shares = map(int, options.share.split("/"))
+    matrix = Matrix(results, (index, shares), begin + 60 * options.minutes)
+    add_groups(matrix, [part for part in PARTS if part in parts], folder, options)
+    matrix.run(options.jobs)
     summary = summary_of(results, parts)
     failed = sum(entry["failed"] for entries in summary.values() for entry in entries.values())
     missing = +matrix.missing
-    print("\n" + table_of(summary))
-    print(f"{failed} failed; not tried: {dict(missing) or 'nothing'}; {time.time() - begin:.0f} s")
     facts = {
         "code": results.code,
         "failed": failed,
+        "broken": matrix.broken,
         "not tried": missing,
         "seconds": round(time.time() - begin),
+        "CPU seconds": round(cpu_seconds()),
     }
+    print("\n" + table_of(summary))
+    print(
+        ", ".join(f"{name}: {dict(value) if name == 'not tried' else value}" for name, value in facts.items())
+    )
     (options.out / "summary.json").write_text(json.dumps({**facts, "parts": summary}, indent=1) + "\n")
     sys.exit(1 if failed or matrix.broken else 3 if missing else 0)
+
+
+def add_groups(matrix: Matrix, parts: list[str], folder: Path, options: argparse.Namespace) -> None:
+    """Add the groups of some parts."""
+
+    def choose(cases: list[Case]) -> list[Case]:
+        return sample(cases, lambda _: options.medium_each, options.seed)
+
+    for part in parts:
+        if part in SCRIPTS:
+            matrix.add(part, "", Script(SCRIPTS[part], matrix.deadline))
+        elif part == "rot":
+            for name in rot.SCENARIOS:
+                place = folder / f"rot-{name}-{os.getpid()}"
+                matrix.add(part, name, rot.ScanGroup(name, place, options.seed, options.rot_step))
+        else:
+            for name in options.only.split(",") if options.only else COMMANDS:
+                place = folder / f"{name}-{part}-{os.getpid()}"
+                chosen = choose if part == "medium" else list
+                matrix.add(part, name, CommandGroup(name, part, place, chosen))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ from hexdata.store import Store
 from hexdata.store.files import FileFacts, write_bytes
 from hexdata.store.manifest import Manifest
 
+KNOWN = {402: "a manifest of equal bytes is published between the reading and the writing of another one"}
+"""Seeds that fail by a limit of object stores (see ``docs/reliability.md``). If one succeeds, it fails."""
 STORE = "s3://bucket/store"
 KEY = "bucket/store/"
 FAULTS = {
@@ -661,16 +663,22 @@ def main() -> None:
             finally:
                 print("\n".join(simulation.log))
         return
-    failed = []
+    failed, known = [], []
     results: Counter[str] = Counter()
     for seed in range(options.first, options.first + options.count):
         try:
             results += run_seeds(seed, 1)
+            if seed in KNOWN:
+                failed.append(seed)
+                print(f"seed {seed} succeeds, but is listed as one that fails", flush=True)
         except SimulationError as error:
-            failed.append(seed)
+            (known if seed in KNOWN else failed).append(seed)
             print(f"seed {seed}: {error}", flush=True)
     seconds = time.process_time()
-    print(f"{options.count:,} seeds, {seconds:.0f} s of CPU time: {dict(results)}, failed: {failed[:50]}")
+    print(
+        f"{options.count:,} seeds, {seconds:.0f} s of CPU time: {dict(results)}, failed: {failed[:50]}, "
+        f"failed as known: {known}"
+    )
     sys.exit(bool(failed))
 
 

@@ -60,6 +60,7 @@ from hexdata.sql.database import DATABASE_NAME  # noqa: E402
 from hexdata.verify import check_round_trip, verify_store  # noqa: E402
 from tests.kill_stage import kill_before_change  # noqa: E402
 from tests.legacy_pickles import example, save_pickle, top_level  # noqa: E402
+from tests.simulation.sharing import Group  # noqa: E402
 
 STORE: Final = Path("store")
 ALL_BITS: Final = 8
@@ -499,6 +500,10 @@ class Bench:
             self._reads[file] = [reader for reader in self.scenario.readers if reader.name in reads]
         return self._reads[file]
 
+    def is_verified(self, file: str) -> bool:
+        """Return whether verify covers a file."""
+        return not self.scenario.unfinished and self.paths[file] in self.listed
+
     def outcome(self, reader: Reader) -> Outcome:
         """Run a command and compare its result with that without a change."""
         try:
@@ -530,7 +535,7 @@ class Bench:
         altered[flip.at] ^= 0xFF if flip.bit == ALL_BITS else 1 << flip.bit
         self._write(path, content, bytes(altered))
         try:
-            if not self.scenario.unfinished and path in self.listed:
+            if self.is_verified(flip.file):
                 yield self._verify(path)
             for reader in readers:
                 found = self.outcome(reader)
@@ -604,15 +609,18 @@ def offsets(size: int, most: int, seed: str) -> list[int]:
 def flips(
     bench: Bench, file: str, seed: int, most: int, step: int = 1
 ) -> Iterator[tuple[Flip, list[Reader]]]:
-    """Yield the changes of a file, with the commands to run."""
+    """Yield the changes of a file, with the commands to run; none if no command and not verify reads it."""
     readers = bench.readers(file)
+    if not readers and not bench.is_verified(file):
+        return
     size = Path(bench.paths[file]).stat().st_size
     for number, at in enumerate(offsets(size, most, f"{seed} {bench.name} {file}")):
+        if number % step != seed % step:
+            continue
         draw = random.Random(f"{seed} {bench.name} {file} {at}")
         bit = draw.choice([*range(8), ALL_BITS])
-        if number % step == seed % step:
-            chosen = [reader for reader in readers if (number // step + seed) % reader.every == 0]
-            yield Flip(bench.name, file, at, bit), chosen
+        chosen = [reader for reader in readers if (number // step + seed) % reader.every == 0]
+        yield Flip(bench.name, file, at, bit), chosen
 
 
 @dataclass
@@ -659,6 +667,57 @@ def run_share(
         os.chdir(folder)
         shutil.rmtree(folder / name)
     return totals
+
+
+class ScanGroup(Group):
+    """The changed bytes of a scenario, up to ``_TOGETHER`` of a file in each task.
+
+    Args:
+        name: name of the scenario.
+        folder: folder for the files, which is removed at the end.
+        seed: seed of the bits, and of the bytes of large files.
+        step: only every ``step``-th byte is altered.
+        most: most bytes of a file.
+    """
+
+    def __init__(self, name: str, folder: Path, seed: int, step: int, most: int = 8192) -> None:
+        super().__init__()
+        self.name, self.folder, self._seed, self._step, self._most = name, folder, seed, step, most
+
+    def prepare(self) -> tuple[dict[str, Any], int]:
+        bench = Bench(self.name, self.folder / "prepare")
+        sizes = {file: Path(path).stat().st_size for file, path in bench.paths.items()}
+        tasks = [
+            (file, first)
+            for file, size in sizes.items()
+            for first in range(0, -(-min(size, self._most) // self._step), _TOGETHER)
+        ]
+        return {"tasks": tasks}, len(tasks)
+
+    def begin(self, job: int) -> Callable[[int], dict[str, Any]]:
+        warnings.simplefilter("ignore")
+        load_libraries()
+        bench = Bench(self.name, self.folder / f"job-{job}")
+        cases: dict[str, list[tuple[Flip, list[Reader]]]] = {}
+
+        def check(number: int) -> dict[str, Any]:
+            assert self.facts is not None
+            file, first = self.facts["tasks"][number]
+            if file not in cases:
+                cases[file] = list(flips(bench, file, self._seed, self._most, self._step))
+            failures: list[dict[str, str]] = []
+
+            def report(flip: Flip, wrong: str) -> None:
+                failures.append({"case": str(flip), "wrong": wrong[-3000:]})
+
+            counts = _run_cases(bench, cases[file][first : first + _TOGETHER], report, float("inf"))
+            counts["cases"] = counts.pop("flips", 0)
+            return {"file": file, "counts": counts, "failures": failures}
+
+        return check
+
+    def end(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 _TOGETHER: Final = 200
