@@ -11,6 +11,7 @@ import resource
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
@@ -69,7 +70,8 @@ class _Job:
 
     def send(self, task: int) -> None:
         assert self.connection is not None
-        self.connection.send(task)
+        with suppress(BrokenPipeError):  # ``receive`` returns why the process has ended
+            self.connection.send(task)
         self.busy, self.task = True, task
 
     def receive(self) -> Answer:
