@@ -1,5 +1,16 @@
-"""``python -m hexdata``: the command line."""
+"""``python -m hexdata`` and the command ``hexdata``: the command line in a process of its own."""
 
 from hexdata.cli import main
+from hexdata.extras import hide_pandas
 
-main()
+__all__ = ["run"]
+
+
+def run() -> None:
+    """Run the command line."""
+    hide_pandas()
+    main()
+
+
+if __name__ == "__main__":
+    run()

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar
-
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    wait_exponential,
-    wait_random,
-)
 
 from hexdata.errors import ConfigError
 
@@ -134,44 +127,32 @@ class RetryPolicy:
             sleep: Function that waits for the given seconds.
             log: Called with a message about each failed attempt before the wait (default: none).
         """
-
-        def log_failure(state: RetryCallState) -> None:
-            error = state.outcome and state.outcome.exception()
-            log(f"attempt {state.attempt_number} failed: {error}; waiting {state.upcoming_sleep:.1f} s")
-
-        def is_last(state: RetryCallState) -> bool:
-            now = time.monotonic()
-            if state.attempt_number >= self.attempts:
-                return True
-            next_end = now - begun[0] + state.upcoming_sleep + now - begun[-1]
-            return self.deadline is not None and state.attempt_number > 1 and next_end > self.deadline
-
-        def may_repeat(error: BaseException) -> bool:
-            return attempts_of(error) is None and is_temporary(error)
-
         begun: list[float] = []
-        states: list[RetryCallState] = []
-
-        def begin(state: RetryCallState) -> None:
+        wait = self.first_wait
+        while True:
             begun.append(time.monotonic())
-            states.append(state)
+            try:
+                return function()
+            except Exception as error:
+                if attempts_of(error) is not None or not is_temporary(error):
+                    raise
+                pause = min(wait, self.longest_wait) + self.jitter * _random_share()
+                if self._is_last(begun, pause):
+                    vars(error)[_ATTEMPTS] = (len(begun), time.monotonic() - begun[0])
+                    raise
+                log(f"attempt {len(begun)} failed: {error}; waiting {pause:.1f} s")
+            sleep(pause)
+            wait = min(2 * wait, self.longest_wait)
 
-        retrying = Retrying(
-            before=begin,
-            stop=is_last,
-            wait=wait_exponential(multiplier=self.first_wait, max=self.longest_wait)
-            + wait_random(0, self.jitter),
-            retry=retry_if_exception(may_repeat),
-            sleep=sleep,
-            before_sleep=log_failure,
-            reraise=True,
-        )
-        try:
-            return retrying(function)
-        except Exception as error:
-            if may_repeat(error):
-                vars(error)[_ATTEMPTS] = (len(begun), time.monotonic() - begun[0])
-            raise
-        finally:  # otherwise the error refers to itself through its traceback, and keeps connections open
-            for state in states:
-                state.outcome = None
+    def _is_last(self, begun: list[float], pause: float) -> bool:
+        """Return whether no attempt follows those that begun at the given times, after a pause."""
+        if len(begun) >= self.attempts:
+            return True
+        now = time.monotonic()
+        next_end = now - begun[0] + pause + now - begun[-1]
+        return self.deadline is not None and len(begun) > 1 and next_end > self.deadline
+
+
+def _random_share() -> float:
+    """Return a number from 0 to 1, so that several processes do not wait for the same time."""
+    return int.from_bytes(os.urandom(4)) / 0xFFFFFFFF

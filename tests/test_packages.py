@@ -99,7 +99,7 @@ def test_the_wheel_has_all_files_of_the_package_and_no_others(wheel: Path) -> No
 
 def test_the_metadata_names_the_command_the_licence_and_the_extras(wheel: Path) -> None:
     files = files_of(wheel)
-    assert b"hexdata = hexdata.cli:main" in files[f"{NAME}.dist-info/entry_points.txt"]
+    assert b"hexdata = hexdata.__main__:run" in files[f"{NAME}.dist-info/entry_points.txt"]
     assert f"{NAME}.dist-info/licenses/LICENSE" in files
     metadata = files[f"{NAME}.dist-info/METADATA"].decode()
     assert f"Version: {hexdata.__version__}\n" in metadata

@@ -42,7 +42,7 @@ WINDOWS = '''
 import builtins, contextlib, ctypes, errno, fcntl, importlib, os, pkgutil, shutil, signal, sys, types
 from pathlib import Path
 
-import duckdb, jinja2, loky, matplotlib.pyplot, numpy, psutil, pyarrow.parquet, rich.console, tenacity, typer
+import duckdb, jinja2, loky, matplotlib.pyplot, numpy, psutil, pyarrow.parquet, rich.console, typer
 import tarfile, tempfile, concurrent.futures, multiprocessing, upath, zlib_ng.zlib_ng
 
 state = {"error": 0}

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from importlib.abc import MetaPathFinder
 from itertools import chain, islice
 from typing import Any, Final, TypeVar
 
 from hexdata.engine.protocol import Machines
 from hexdata.errors import HexdataError
+from hexdata.extras import hide_pandas
 from hexdata.pool import default_workers
 from hexdata.progress import Progress
 from hexdata.storage import AnyPath
@@ -128,20 +127,9 @@ def _run_in(
             yield futures.pop(future), future.result()
 
 
-class _NoPandas(MetaPathFinder):
-    """Makes pandas appear not installed.
-
-    Arrow would import it where it is installed, which takes a third of the time of a worker's start.
-    """
-
-    def find_spec(self, name: str, *_: object) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError("a worker does not use pandas", name=name)
-
-
 def _start_worker(parent: int) -> None:
     """Initialize a worker: ignore Ctrl-C, and exit when the parent has exited."""
-    sys.meta_path.insert(0, _NoPandas())
+    hide_pandas()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers started later do not inherit the mask
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
