@@ -104,30 +104,35 @@ def plain_buckets_of_games(store: Path, seed: int, buckets: int) -> pa.Table:
     return train.take(sorted(range(len(key)), key=lambda i: ((own[i] * buckets) >> 64, key[i])))
 
 
-@pytest.fixture(scope="module")
-def shuffled(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOddStore) -> dict[str, Path]:
-    """The odd store, shuffled with each of the options of ``GRID``, some exported too."""
-    stores = {}
-    folder = tmp_path_factory.mktemp("grid")
-    converted = write_odd_store(folder / "converted", 900, 3, TARGETS)
-    for number, (name, asked) in enumerate(GRID.items()):
-        store = shutil.copytree(converted, folder / f"store-{number}")
-        options = dict(asked)
+class Shuffled(dict[str, Path]):
+    """The odd store, shuffled with each of the options of ``GRID`` when a test needs it, some exported too."""
+
+    def __init__(self, converted: Path) -> None:
+        self._converted = converted
+
+    def __missing__(self, name: str) -> Path:
+        store = shutil.copytree(self._converted, self._converted.with_name(f"store-{len(self)}"))
+        options = dict(GRID[name])
         with pytest.MonkeyPatch.context() as monkeypatch:
             if rows := options.pop("max_rows", None):
                 monkeypatch.setattr(layout, "MAX_ROWS", rows)
             shuffle_store(store, ShuffleOptions(seed=SEED, **options))
         if name in EXPORTED:
             export_shards(store, ExportOptions(shard_size=128, block_size=32, workers=1))
-        stores[name] = store
-    return stores
+        self[name] = store
+        return store
+
+
+@pytest.fixture(scope="module")
+def shuffled(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOddStore) -> Shuffled:
+    return Shuffled(write_odd_store(tmp_path_factory.mktemp("grid") / "converted", 900, 3, TARGETS))
 
 
 # --- the result ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", BY_KEY)
-def test_the_rows_agree_with_the_definition(shuffled: dict[str, Path], name: str) -> None:
+def test_the_rows_agree_with_the_definition(shuffled: Shuffled, name: str) -> None:
     plain = plain_shuffle(shuffled[name], SEED)
     assert set(plain) == set(SPLITS)
     for split, expected in plain.items():
@@ -139,13 +144,13 @@ def test_the_rows_agree_with_the_definition(shuffled: dict[str, Path], name: str
 
 
 @pytest.mark.parametrize("name", [name for name in GRID if name.startswith("games")])
-def test_whole_games_are_assigned_to_buckets(shuffled: dict[str, Path], name: str) -> None:
+def test_whole_games_are_assigned_to_buckets(shuffled: Shuffled, name: str) -> None:
     expected = plain_buckets_of_games(shuffled[name], SEED, GRID[name]["buckets"])
     assert read_shuffled(shuffled[name], "train").to_pylist() == expected.to_pylist()
 
 
 @pytest.mark.parametrize("name", BY_KEY)
-def test_each_bucket_contains_its_range_of_keys(shuffled: dict[str, Path], name: str) -> None:
+def test_each_bucket_contains_its_range_of_keys(shuffled: Shuffled, name: str) -> None:
     store = Store.open(shuffled[name])
     for split, count in store.manifest.stages["shuffle"]["buckets"].items():
         files = store.files(f"shuffled/{split}")
@@ -157,7 +162,7 @@ def test_each_bucket_contains_its_range_of_keys(shuffled: dict[str, Path], name:
 
 
 @pytest.mark.parametrize("name", GRID)
-def test_buckets_are_sorted_and_contain_all_rows(shuffled: dict[str, Path], name: str) -> None:
+def test_buckets_are_sorted_and_contain_all_rows(shuffled: Shuffled, name: str) -> None:
     ids = []
     for path in Store.open(shuffled[name]).files("shuffled"):
         ids.append(pq.read_table(path)["position_id"].to_numpy())
@@ -166,7 +171,7 @@ def test_buckets_are_sorted_and_contain_all_rows(shuffled: dict[str, Path], name
 
 
 def test_the_shards_are_the_same_bytes_for_any_number_of_buckets(
-    shuffled: dict[str, Path], store_bytes: StoreBytes
+    shuffled: Shuffled, store_bytes: StoreBytes
 ) -> None:
     shards = [
         {name: digest for name, digest in store_bytes(shuffled[key]).items() if name.startswith("shards/")}
@@ -178,7 +183,7 @@ def test_the_shards_are_the_same_bytes_for_any_number_of_buckets(
 
 @pytest.mark.parametrize("names", SAME_BYTES, ids=lambda names: names[0])
 def test_memory_and_threads_do_not_change_the_bytes(
-    shuffled: dict[str, Path], store_bytes: StoreBytes, names: list[str]
+    shuffled: Shuffled, store_bytes: StoreBytes, names: list[str]
 ) -> None:
     first, *others = (
         {path: digest for path, digest in store_bytes(shuffled[name]).items() if path.startswith("shuffled/")}
@@ -190,7 +195,7 @@ def test_memory_and_threads_do_not_change_the_bytes(
     assert all(lineage == lineages[0] for lineage in lineages)
 
 
-def test_the_store_has_every_kind_of_value(shuffled: dict[str, Path]) -> None:
+def test_the_store_has_every_kind_of_value(shuffled: Shuffled) -> None:
     """The comparisons above need a store with values and nulls in every column."""
     train = read_shuffled(shuffled["3 buckets"], "train")
     for column in train.schema.names:
@@ -201,11 +206,11 @@ def test_the_store_has_every_kind_of_value(shuffled: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("name", EXPORTED)
-def test_verify_agrees(shuffled: dict[str, Path], name: str) -> None:
+def test_verify_agrees(shuffled: Shuffled, name: str) -> None:
     verify_store(shuffled[name]).require()
 
 
-def test_unknown_games_train_and_no_game_is_in_two_splits(shuffled: dict[str, Path]) -> None:
+def test_unknown_games_train_and_no_game_is_in_two_splits(shuffled: Shuffled) -> None:
     games = {split: read_shuffled(shuffled["3 buckets"], split)["game_id"] for split in SPLITS}
     assert {split: column.null_count > 0 for split, column in games.items()} == {
         "train": True,
