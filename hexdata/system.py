@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Final
@@ -22,6 +22,7 @@ import psutil
 
 __all__ = [
     "OPEN_IN_PLACE",
+    "before_fork",
     "block_interrupts",
     "data_limit",
     "has_ended",
@@ -222,6 +223,12 @@ def block_interrupts() -> Iterator[None]:
             yield
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def before_fork(function: Callable[[], None]) -> None:
+    """Call a function in this process before each fork of it. Windows has none."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=function)
 
 
 def has_ended(parent: int) -> bool:

@@ -54,7 +54,7 @@ def open_catalog(
     opened = store if isinstance(store, Store) else Store.open(store)
     with (
         translate_temporary_disk_full(),
-        duckdb_session(**limits.session(opened.path)._asdict(), store=opened.path) as con,
+        duckdb_session(**limits.session(opened.path)._asdict(), store=opened.path, own_instance=True) as con,
     ):
         _close_in(con, opened)
         create_catalog(con, opened, quote(prefix_of(opened.path.resolve())))

@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -19,6 +19,7 @@ from duckdb import DuckDBPyConnection
 
 from hexdata.errors import BudgetError, StoreError
 from hexdata.storage import AnyPath, storage_of
+from hexdata.system import before_fork
 
 __all__ = [
     "QUERY_ERRORS",
@@ -62,6 +63,11 @@ _FILE_IN_TEXT: Final = re.compile(r'file "([^"]+)"')
 """The file in such a text."""
 _DUCKDB_ERROR: Final = re.compile("[A-Z][A-Za-z ]* Error: ")
 """Start of DuckDB's messages, which Arrow passes on if a query fails while rows are streamed."""
+_WORK: Final = "session"
+"""Name of the database in which a session creates its tables and views."""
+_MAX_IDLE: Final = 2
+_idle: Final[list[DuckDBPyConnection]] = []
+"""Instances of ended sessions, for later ones: DuckDB takes 11 ms to start a new one."""
 _DISK_EXCEPTIONS: Final = (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException)
 """Exceptions with such a text: raised on reading or writing, at the end of a transaction, and afterwards."""
 
@@ -100,10 +106,12 @@ def duckdb_session(
     interrupts: Interrupts | None = None,
     store: AnyPath | None = None,
     build_right: bool = False,
+    own_instance: bool = False,
 ) -> Iterator[DuckDBPyConnection]:
     """Open an in-memory DuckDB connection.
 
-    Insertion order is not preserved, so a query that needs an order must state it.
+    Insertion order is not preserved, so a query that needs an order must state it. A session may use the
+    instance of an ended one, but nothing that was created in it.
 
     Args:
         memory: Bytes for DuckDB's buffer manager, at least 32 MiB. Parquet buffers and Arrow batches are not
@@ -117,6 +125,8 @@ def duckdb_session(
             is queried (default).
         build_right: Whether joins build their hash table from the right side, even if DuckDB estimates that
             the left one is smaller (default: False). It does not know how many rows a filter keeps.
+        own_instance: Whether this session changes settings, so that no other one may use its instance
+            (default: False).
 
     Yields:
         The connection.
@@ -130,18 +140,18 @@ def duckdb_session(
     if spill is not None:
         spill.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="duckdb-", dir=spill) as temporary:
-        connection = duckdb.connect(
-            ":memory:",
-            config={
-                "memory_limit": f"{max(memory, 32 << 20)}B",
-                "threads": str(threads),
-                "temp_directory": str(Path(temporary).resolve()),
-                "preserve_insertion_order": "false",
-                "autoinstall_known_extensions": "false",
-                "autoload_known_extensions": "false",
-            },
-        )
+        settings = {
+            "memory_limit": f"{max(memory, 32 << 20)}B",
+            "threads": str(threads),
+            "temp_directory": str(Path(temporary).resolve()),
+        }
+        is_shared = not own_instance and (store is None or storage_of(store).query_filesystem() is None)
+        instance = (_idle_instance(settings) if is_shared else None) or _new_instance(settings)
+        connection = instance.cursor()
+        has_ended = False
         try:
+            if is_shared:
+                connection.execute(f"ATTACH ':memory:' AS {_WORK}; USE {_WORK}")
             # A progress bar would be written to standard output. Where it is off, as in Jupyter, DuckDB may
             # refuse the setting.
             if connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
@@ -154,6 +164,7 @@ def duckdb_session(
                 _register_storage(connection, store),
             ):
                 yield connection
+            has_ended = True
         except duckdb.OutOfMemoryException as error:
             raise _out_of_memory(error, memory, temporary) from error
         except duckdb.InterruptException as error:
@@ -178,6 +189,57 @@ def duckdb_session(
             raise
         finally:
             connection.close()
+            if not (has_ended and is_shared and _keep(instance)):
+                instance.close()
+
+
+def _new_instance(settings: dict[str, str]) -> DuckDBPyConnection:
+    fixed = {
+        "preserve_insertion_order": "false",
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+    }
+    return duckdb.connect(":memory:", config={**settings, **fixed})
+
+
+def _idle_instance(settings: dict[str, str]) -> DuckDBPyConnection | None:
+    """Return the instance of an ended session, with these settings; None if there is none."""
+    try:
+        instance = _idle.pop()
+    except IndexError:
+        return None
+    try:
+        instance.execute("; ".join(f"SET {name} = {quote(value)}" for name, value in settings.items()))
+    except duckdb.Error:
+        instance.close()
+        return None
+    return instance
+
+
+def _keep(instance: DuckDBPyConnection) -> bool:
+    """Clear the instance of an ended session and keep it for another; return whether this is possible.
+
+    It is not if the session has spilled: DuckDB cannot leave a temporary folder that it has used.
+    """
+    if len(_idle) >= _MAX_IDLE:
+        return False
+    try:
+        instance.execute(
+            f"DETACH {_WORK}; RESET disabled_optimizers; SET threads = 1; SET temp_directory = ''"
+        )
+    except duckdb.Error:
+        return False
+    _idle.append(instance)
+    return True
+
+
+def _close_idle() -> None:
+    with suppress(IndexError):  # another thread may take the last one
+        while True:
+            _idle.pop().close()
+
+
+before_fork(_close_idle)  # the threads of an instance do not survive a fork
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def plain_buckets_of_games(store: Path, seed: int, buckets: int) -> pa.Table:
 
 
 class Shuffled(dict[str, Path]):
-    """The odd store, shuffled with each of the options of ``GRID`` when a test needs it, some exported too."""
+    """The odd store, shuffled with options of ``GRID`` when a test needs it; some are exported too."""
 
     def __init__(self, converted: Path) -> None:
         self._converted = converted

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from hexdata.errors import BudgetError, StoreError
+from hexdata.store import session
 from hexdata.store.session import duckdb_session, path_list_sql, quote, read_parquet_sql
 from tests.ctrl_c import ctrl_c_after
 
@@ -200,3 +204,90 @@ def test_a_damaged_page_found_while_rows_are_streamed_is_an_error_of_the_store(t
             assert "hexdata verify" in str(error)  # noqa: PT017 - other changes are not found
             refused += 1
     assert refused > 10
+
+
+# --- one instance for several sessions ----------------------------------------------------------------
+
+
+@pytest.fixture
+def no_idle() -> None:
+    session._close_idle()
+
+
+def settings_of(con: session.DuckDBPyConnection) -> dict[str, str]:
+    return dict(con.sql("SELECT name, value FROM duckdb_settings()").fetchall())
+
+
+@pytest.mark.usefixtures("no_idle")
+def test_a_session_receives_nothing_from_the_one_before_it(tmp_path: Path) -> None:
+    with duckdb_session(memory=MEMORY, threads=1, spill=tmp_path) as con:
+        fresh = settings_of(con), con.sql("SHOW ALL TABLES").fetchall()
+    with duckdb_session(memory=MEMORY // 2, threads=3, spill=tmp_path / "other", build_right=True) as con:
+        con.execute("CREATE TABLE a AS FROM range(10)")
+        con.execute("CREATE TEMP TABLE b AS FROM range(10)")
+        con.execute("CREATE MACRO c(n) AS n + 1")
+        con.register("d", pa.table({"n": [1]}))
+        other = settings_of(con)
+    assert len(session._idle) == 1
+    with duckdb_session(memory=MEMORY, threads=1, spill=tmp_path) as con:
+        assert session._idle == []
+        again = settings_of(con), con.sql("SHOW ALL TABLES").fetchall()
+        for name in "abd":
+            with pytest.raises(duckdb.CatalogException):
+                con.sql(f"FROM {name}")
+        with pytest.raises(duckdb.CatalogException):
+            con.sql("SELECT c(1)")
+    differ = {name for name, value in again[0].items() if value != fresh[0][name]}
+    assert differ == {"temp_directory"}
+    assert again[1] == fresh[1] == []
+    assert {"memory_limit", "threads", "disabled_optimizers"} <= {
+        name for name, value in other.items() if value != fresh[0][name]
+    }
+
+
+@pytest.mark.usefixtures("no_idle")
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    """Also if its size and time are the same."""
+    path = tmp_path / "file"
+    for number in (1, 2):
+        pq.write_table(pa.table({"n": [number]}), path)
+        os.utime(path, ns=(10**18, 10**18))
+        with duckdb_session(memory=MEMORY, threads=1) as con:
+            assert con.sql(f"FROM {read_parquet_sql([path])}").fetchall() == [(number,)]
+
+
+@pytest.mark.usefixtures("no_idle")
+def test_some_instances_are_not_used_again(tmp_path: Path) -> None:
+    """Those of a session that failed, that has spilled or that changes settings."""
+    with pytest.raises(StoreError), duckdb_session(memory=MEMORY, threads=1) as con:
+        con.sql("FROM nothing")
+    assert session._idle == []
+    with duckdb_session(memory=MEMORY, threads=1, own_instance=True) as con:
+        con.execute("SET lock_configuration = true")
+    assert session._idle == []
+    with duckdb_session(memory=40 << 20, threads=1, spill=tmp_path) as con:
+        con.execute("CREATE TABLE a AS SELECT range, repeat('x', 200) || range FROM range(500000)")
+        assert con.sql("FROM duckdb_temporary_files()").fetchall()
+    assert session._idle == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_idle")
+def test_few_instances_are_kept() -> None:
+    with ExitStack() as stack:
+        for _ in range(session._MAX_IDLE + 2):
+            stack.enter_context(duckdb_session(memory=MEMORY, threads=1))
+    assert len(session._idle) == session._MAX_IDLE
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.usefixtures("no_idle")
+def test_a_fork_has_no_instance_of_its_parent() -> None:
+    with duckdb_session(memory=MEMORY, threads=4):
+        pass
+    assert len(session._idle) == 1
+    child = os.fork()
+    if not child:
+        os._exit(len(session._idle))
+    assert os.waitpid(child, 0)[1] == 0
+    assert session._idle == []
