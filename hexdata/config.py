@@ -22,7 +22,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         ConfigError: the file is missing, unreadable or not valid TOML.
     """
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError("the config does not exist", path=path) from error
     except OSError as error:

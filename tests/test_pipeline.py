@@ -182,6 +182,15 @@ def test_a_missing_or_unreadable_config_is_an_error(tmp_path):
         load_config(tmp_path / "binary.toml")
 
 
+def test_line_ends_are_those_of_toml(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_bytes(b'\xef\xbb\xbfstore = "s"\r\n[shuffle]\r\nseed = 3\n')
+    assert load_config(path).shuffle.seed == 3
+    path.write_bytes(b'store = "s"\n[shuffle]\rseed = 3\n')
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(path)
+
+
 # Running.
 
 
