@@ -9,6 +9,7 @@ store. The output of commands is not compared with the document. To save time:
 - The demo with which most documents begin has ``DEMO_GAMES`` games, with few exceptions. It is run
   once and copied.
 - Commands use one core: small stores are finished before workers have started.
+- Reports contain no charts, unless ``HEXDATA_TESTS=full``.
 - A plain ``hexdata`` command runs in this process, also if its output goes to a file. Others run in a shell.
 """
 
@@ -37,6 +38,7 @@ from typer.testing import CliRunner, Result
 
 from hexdata.cli import app
 from hexdata.errors import HexdataError
+from tests.pairs import FULL
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "CHANGELOG.md", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -263,7 +265,9 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # webdataset leaves the shards that it read to the garbage collector to close.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_block_runs(document, scratch, shelf):
+def test_every_block_runs(document, scratch, shelf, request):
+    if not FULL:
+        request.getfixturevalue("no_charts")
     run_document(document, scratch, shelf)
 
 

@@ -21,6 +21,8 @@ with installed_by("report", "the report"):
     import matplotlib as mpl
     from matplotlib import figure as mpl_figure
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, PercentFormatter
 
 __all__ = [
@@ -388,8 +390,10 @@ def draw_chart(
     with mpl.rc_context():
         mpl.rcdefaults()  # the user's matplotlib style must not change the page
         mpl.rcParams.update(_STYLE)
-        figure = mpl_figure.Figure(figsize=(width / 72, height / 72), layout="constrained")
+        figure = mpl_figure.Figure(figsize=(width / 72, height / 72), dpi=72)
+        FigureCanvasSVG(figure)
         draw(figure.subplots())
+        ConstrainedLayoutEngine().execute(figure)  # an engine of the figure would let savefig draw it twice
         figure.savefig(file, format="svg", metadata={"Date": None}, transparent=True)
     text = _DROPPED.sub("", _PROLOGUE.sub("", file.getvalue().decode("utf-8"), count=1))
     text = _NAMED.sub(lambda found: _rename(found, name), text)
