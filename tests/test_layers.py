@@ -141,6 +141,7 @@ class Module:
     relative_path: str
     name: str
     tree: ast.Module
+    nodes: list[ast.AST]
     imports: list[str] = field(default_factory=list)
 
     @property
@@ -156,9 +157,9 @@ def unit_of(name: str) -> str:
     return name.partition(".")[2].partition(".")[0]
 
 
-def imported_names(tree: ast.Module) -> Iterator[str]:
+def imported_names(nodes: list[ast.AST]) -> Iterator[str]:
     """Yield the dotted name of every import in a module, including those inside functions."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -174,8 +175,22 @@ def read_package(root: Path) -> dict[str, Module]:
         parts = relative.parts[:-1] if path.name == "__init__.py" else (*relative.parts[:-1], path.stem)
         name = ".".join(("hexdata", *parts))
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        modules[name] = Module(path, relative.as_posix(), name, tree, list(imported_names(tree)))
+        nodes = list(ast.walk(tree))
+        imports = list(imported_names(nodes))
+        modules[name] = Module(path, relative.as_posix(), name, tree, nodes, imports)
     return modules
+
+
+def dotted(node: ast.AST) -> str:
+    """Return the source of a name such as ``np.random`` or of the keyword ``name=True``; else empty."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return before and f"{before}.{node.attr}"
+    if isinstance(node, ast.keyword) and isinstance(node.value, ast.Constant):
+        return f"{node.arg}={node.value.value!r}"
+    return ""
 
 
 def defining_module(imported: str, modules: dict[str, Module]) -> str:
@@ -237,8 +252,8 @@ def find_forbidden_calls(modules: dict[str, Module]) -> list[str]:
     """Find NumPy's generators, pickles inside arrays, dynamic imports, and files opened by pure units."""
     found = []
     for module in modules.values():
-        for node in ast.walk(module.tree):
-            text = ast.unparse(node) if isinstance(node, (ast.Attribute, ast.keyword, ast.Name)) else ""
+        for node in module.nodes:
+            text = dotted(node)
             pure_opens = module.unit in PURE and text in ("open", "print", "input")
             dynamic = text in ("__import__", "importlib.import_module") and module.unit
             if text in ("np.random", "numpy.random", "allow_pickle=True") or pure_opens or dynamic:
@@ -341,9 +356,9 @@ def test_few_modules_ask_whether_a_path_is_local(modules: dict[str, Module]):
     checks = [
         f"{module.relative_path}:{node.lineno}"
         for module in modules.values()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "isinstance"
+        and dotted(node.func) == "isinstance"
         and "Path" in {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
     ]
     assert 0 < len(checks) < 15, checks

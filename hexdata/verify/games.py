@@ -20,7 +20,7 @@ from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.columns import select_sql
 from hexdata.store.parquet import open_parquet, read_rows
-from hexdata.store.session import duckdb_session, read_parquet_sql
+from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
 from hexdata.verify.options import VerifyOptions
 
 __all__ = ["check_games", "find_wrong_duplicate"]
@@ -85,26 +85,28 @@ def check_games(store: Store, options: VerifyOptions, *, held_bytes: int | None 
     return f"{count:,} games have all their positions"
 
 
-def find_wrong_duplicate(store: Store, options: VerifyOptions) -> tuple[int, int] | None:
+def find_wrong_duplicate(
+    store: Store, con: DuckDBPyConnection, options: VerifyOptions
+) -> tuple[int, int] | None:
     """Return a game whose ``duplicate_of`` is not the first game of the same hash, and that value.
 
     Args:
         store: the store.
+        con: open DuckDB session.
         options: limits of memory and threads.
     """
     table = select_sql("games", store.manifest, lambda _: read_parquet_sql(store.files("games")))
-    with duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con:
-        for part in _hash_ranges(store, options):
-            # Both games of a pair have the same hash, so they are in the same range.
-            games = f"(SELECT game_id, game_hash, duplicate_of FROM ({table}) WHERE {part})"
-            found = con.sql(f"""
-                SELECT g.game_id, g.duplicate_of
-                FROM {games} g LEFT JOIN {games} d ON d.game_id = g.duplicate_of
-                WHERE g.duplicate_of IS NOT NULL AND (d.game_id IS NULL OR d.game_id >= g.game_id
-                    OR d.duplicate_of IS NOT NULL OR d.game_hash <> g.game_hash) LIMIT 1""").fetchall()
-            if found:
-                game, duplicate_of = found[0]
-                return game, duplicate_of
+    for part in _hash_ranges(store, options):
+        # Both games of a pair have the same hash, so they are in the same range.
+        games = f"(SELECT game_id, game_hash, duplicate_of FROM ({table}) WHERE {part})"
+        found = con.sql(f"""
+            SELECT g.game_id, g.duplicate_of
+            FROM {games} g LEFT JOIN {games} d ON d.game_id = g.duplicate_of
+            WHERE g.duplicate_of IS NOT NULL AND (d.game_id IS NULL OR d.game_id >= g.game_id
+                OR d.duplicate_of IS NOT NULL OR d.game_hash <> g.game_hash) LIMIT 1""").fetchall()
+        if found:
+            game, duplicate_of = found[0]
+            return game, duplicate_of
     return None
 
 

@@ -96,7 +96,7 @@ def check_game_values(store: Store, options: VerifyOptions) -> str:
             found = con.sql(f"SELECT game_id, {name} FROM {games} WHERE {rule} LIMIT 1").fetchall()
             if found:
                 raise _invalid_game(store, found[0], name, expected)
-    wrong = find_wrong_duplicate(store, options)
+        wrong = find_wrong_duplicate(store, con, options)
     if wrong is not None:
         expected = "the first game of the same game_hash, or null if it is this one"
         raise _invalid_game(store, wrong, "duplicate_of", expected)

@@ -16,13 +16,15 @@ from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
 from hexdata.verify import verify_store
+from hexdata.verify.store import _Verification
+from tests.pairs import FULL
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore
 
 SEED = 7
 
-Failures = Callable[[Path], dict[str, str]]
+Failures = Callable[..., dict[str, str]]
 Change = Callable[[pa.Table], pa.Table]
 Rewrite = Callable[[Path, str, Change], None]
 Edit = Callable[[pa.Table, str, int, Any], pa.Table]
@@ -45,8 +47,19 @@ def store(exported: Path, copy_store: CopyStore) -> Path:
 
 @pytest.fixture(scope="session")
 def failures() -> Failures:
-    """Return ``failures(store)``: detail of each failed check by name."""
-    return lambda store: {check.name: check.detail for check in verify_store(store).checks if not check.ok}
+    """Return ``failures(store, quality=False)``: detail of each failed check by name.
+
+    Measuring the quality takes as long as the other checks of small stores together, so it is passed unless
+    asked for, or ``HEXDATA_TESTS=full``.
+    """
+
+    def failures(store: Path, *, quality: bool = FULL) -> dict[str, str]:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            if not quality:
+                monkeypatch.setattr(_Verification, "_quality", lambda self: "not measured")
+            return {check.name: check.detail for check in verify_store(store).checks if not check.ok}
+
+    return failures
 
 
 @pytest.fixture(scope="session")

@@ -17,13 +17,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from hexdata.errors import StoreError
+from hexdata.errors import StoreError, VerifyError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import positions_schema
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.store import Store
 from hexdata.store.manifest import Manifest
-from hexdata.verify import verify_store
+from hexdata.verify import VerifyOptions, verify_store
+from hexdata.verify.shuffled import check_rows
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, WriteOddStore
@@ -68,7 +70,7 @@ NULLABLE = [field.name for field in positions_schema(5) if field.nullable]
     ],
 )
 def test_one_altered_value_is_found(
-    store: Path, column: str, before: str, after: object, rewrite: Rewrite, failures: Failures, edit: Edit
+    store: Path, column: str, before: str, after: object, rewrite: Rewrite, edit: Edit
 ) -> None:
     def alter(table: pa.Table) -> pa.Table:
         values = table[column].to_pylist()
@@ -76,7 +78,9 @@ def test_one_altered_value_is_found(
         return edit(table, column, row, after)
 
     rewrite(store, BUCKET, alter)
-    assert f"{store / BUCKET}: the bucket contains wrong rows" in failures(store)["shuffled rows"]
+    with pytest.raises(VerifyError, match="the bucket contains wrong rows") as caught:
+        check_rows(Store.open(store), VerifyOptions())
+    assert caught.value.path == str(store / BUCKET)
 
 
 @pytest.mark.parametrize("policy", [[], [None], [{"cell": 3, "probability": 0.0}]])
@@ -310,11 +314,11 @@ def test_a_shuffle_that_does_not_mix_is_found(
     rewrite(store, POSITIONS, regroup)
     rewrite(store, GAMES, all_train)
     shuffle_store(store, ShuffleOptions(seed=SEED, buckets=2))
-    found = failures(store)
+    found = failures(store, quality=True)
     assert list(found) == ["shuffle quality"]
     assert "neighbours of the same game, lag 1: 0.9505, expected 0.009505" in found["shuffle quality"]
     shuffle_store(store, ShuffleOptions(seed=SEED + 1, buckets=2))
-    assert failures(store) == {}
+    assert failures(store, quality=True) == {}
 
 
 def test_the_figures_come_with_the_result(store: Path) -> None:
