@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -12,16 +11,6 @@ import pytest
 from hexdata import system
 
 PACKAGE = Path(system.__file__).parent
-UNIX_ONLY = {"fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "syslog", "posix"}
-
-
-def test_only_one_module_imports_modules_of_one_system() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        nodes = list(ast.walk(ast.parse(path.read_text())))
-        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-        found = names & (UNIX_ONLY | {"msvcrt", "winreg", "_winapi"})
-        assert path == PACKAGE / "system.py" or not found, path
 
 
 def test_a_lock_excludes_other_files_that_are_open(tmp_path: Path) -> None:

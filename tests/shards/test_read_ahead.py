@@ -105,8 +105,9 @@ def wait_for_readers() -> None:
 @pytest.fixture(autouse=True)
 def no_threads_are_left() -> Iterator[None]:
     yield
-    gc.collect()
-    wait_for_readers()
+    if readers():
+        gc.collect()  # takes a second where many libraries are imported
+        wait_for_readers()
 
 
 @pytest.mark.usefixtures("uncached")
