@@ -126,6 +126,7 @@ def test_a_command_finds_the_same(both: Both, line: str) -> None:
     assert json.loads(found[0].out)
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_the_report_is_the_same_page(both: Both, bucket: UPath) -> None:
     pages = []
     for place, output in ((both.disk, bucket / "a.html"), (both.bucket, None)):

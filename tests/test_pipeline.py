@@ -40,6 +40,7 @@ def config(tmp_path):
 
 
 STORE = 'store = "store"\n'
+pytestmark = pytest.mark.usefixtures("no_charts")
 EVERY_STAGE = ["convert", "shuffle", "export", "verify", "load", "report"]
 
 
