@@ -48,6 +48,7 @@ _NPY: Final = re.compile(
     rb"\x93NUMPY\x01\x00v\x00\{'descr': '([<|][uif][1248])', 'fortran_order': False, "
     rb"'shape': \(((?:[0-9]{1,12}, ?)*(?:[0-9]{1,12})?)\), \} *\n"
 )
+_DTYPES: Final = frozenset({"|u1", "<u2", "<u4", "<i4", "<i8", "<f4", "<f8"})
 _CHECKSUM_AT: Final = 148
 """Offset of the checksum in a tar header."""
 _END_BYTES: Final = 2 * tarfile.BLOCKSIZE
@@ -167,7 +168,7 @@ def parse_npy_header(header: bytes) -> tuple[str, tuple[int, ...]]:
         raise ValueError(f"the npy header {header[:_NPY_HEADER_BYTES]!r}")
     dtype = match[1].decode("ascii")
     shape = tuple(int(length) for length in re.findall(rb"[0-9]+", match[2]))
-    if dtype[1:] not in ("u1", "u2", "u4", "i4", "i8", "f4", "f8") or npy_header(dtype, shape) != header:
+    if dtype not in _DTYPES or npy_header(dtype, shape) != header:
         raise ValueError(f"the npy header {header!r}")
     return dtype, shape
 

@@ -308,6 +308,13 @@ def test_a_pickled_array_raises_an_error() -> None:
         parse_npy_header(buffer.getvalue()[:128])
 
 
+@pytest.mark.parametrize("dtype", ["<u1", "|u2", "|f4"])
+def test_a_dtype_that_numpy_names_otherwise_raises_an_error(dtype: str) -> None:
+    assert np.dtype(dtype).str != dtype
+    with pytest.raises(ValueError, match="the npy header"):
+        parse_npy_header(npy_header(dtype, (2, 3)))
+
+
 @pytest.mark.parametrize("shape", ["(-2,-3", "(2, (3", "(2, {}", "(2, 3j"])
 def test_an_invalid_shape_in_a_header_raises_an_error(shape: str) -> None:
     header = npy_header("|u1", (2, 3))
