@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -337,6 +338,7 @@ def bucket(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.Monkey
     """Create an empty bucket for this test; local files of object stores are below ``tmp_path``."""
     object_store.fail()
     monkeypatch.setattr(retry, "_silence", retry._Silence())  # without the silence of an earlier test
+    monkeypatch.setattr(retry, "REQUESTS", replace(retry.REQUESTS, first_wait=0.02, jitter=0.02))
     monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / "hexdata-cache"))
     path = as_path(f"s3://test-{os.urandom(6).hex()}")
     assert not isinstance(path, Path)

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from hexdata.errors import ConfigError
 from hexdata.extras import installed_by
@@ -168,6 +167,8 @@ def _path_of_url(url: str) -> Path:
             expected="file:///PATH",
             hint="Give a local path without file://.",
         )
+    from urllib.request import url2pathname  # it imports the client for HTTP
+
     return Path(url2pathname(parts.path))
 
 

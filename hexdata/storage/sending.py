@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import io
 import time
@@ -45,6 +44,8 @@ def send_body(system: Any, method: str, body: bytes, **arguments: Any) -> Any:
         SendTimeoutError: The store has taken no bytes for ``READ_TIMEOUT`` seconds.
         OSError: The request failed.
     """
+    import asyncio  # 7 ms that local stores do not need
+
     data = _Body(body)
     request = asyncio.run_coroutine_threadsafe(system._call_s3(method, Body=data, **arguments), system.loop)
     try:

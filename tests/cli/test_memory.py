@@ -22,10 +22,10 @@ STATUS = Path("/proc/self/status")
 COMMAND = """if True:
     import sys
     from pathlib import Path
-    from hexdata.cli import main
+    from hexdata.__main__ import run
     status = sys.argv.pop(1)
     try:
-        main()
+        run()
     finally:
         Path(status).write_bytes(Path("/proc/self/status").read_bytes())
 """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.object_store import ObjectStore
 
-TIMEOUT, DEADLINE = 0.5, 2.0
+TIMEOUT, DEADLINE = 0.3, 1.0
 NUMBERS = itertools.count()
 SILENT = "the object store does not answer in time"
 
