@@ -6,7 +6,6 @@ the stage renames or removes, or lines that it appends to its ledger.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -18,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hexdata.export import ExportOptions, export_shards
+from hexdata.extras import hide_pandas
 from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
 from hexdata.storage.local import LocalStorage
-
-with contextlib.suppress(ImportError):
-    import pandas  # noqa: F401 - DuckDB would import it in every child
 
 STAGES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "shuffle": (shuffle_store, ShuffleOptions),
@@ -73,6 +70,7 @@ def run_killed(store: Path, arguments: dict[str, Any], moment: int) -> bool:
 
 
 def main() -> None:
+    hide_pandas()  # each child would import it
     store, folder, arguments = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
     if arguments["most_rows"] is not None:
         layout.MAX_ROWS = arguments["most_rows"]  # type: ignore[misc]
