@@ -28,6 +28,7 @@ from hexdata.retry import RetryPolicy
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.sql.database import write_database
 from hexdata.verify import check_round_trip, verify_store
+from hexdata.verify.store import _Verification
 
 SIZES: Final = {"small": (6, 1), "medium": (60, 4)}
 """Number of games and of source files."""
@@ -162,8 +163,8 @@ def _run(size: str) -> None:
 def points_announced(announce: Callable[[str], None]) -> Iterator[None]:
     """Call a function with the name of each point of a run, when it is reached.
 
-    The points are the beginning of each stage of ``run`` except the first, and the end of a stage, where only
-    files that are derived from the complete stage are not yet written.
+    The points are the beginning of each stage of ``run`` except the first, that of each check of ``verify``,
+    and the end of a stage, where only files that are derived from the complete stage are not yet written.
     """
 
     def announced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,10 +174,17 @@ def points_announced(announce: Callable[[str], None]) -> Iterator[None]:
 
         return call
 
+    check_store = _Verification._check
+
+    def check(verification: _Verification, name: str, function: Callable[[], str]) -> bool:
+        announce(f"check of {name}")
+        return check_store(verification, name, function)
+
     runners = {name: announced(name, function) for name, function in pipeline._RUNNERS.items()}
     del runners["convert"]
     with ExitStack() as stack:
         stack.enter_context(patch.dict(pipeline._RUNNERS, runners))
+        stack.enter_context(patch.object(_Verification, "_check", check))
         for package in ("hexdata.convert", "hexdata.export.shards", "hexdata.shuffle"):
             end = announced(f"end of {package}", write_database)
             stack.enter_context(patch(f"{package}.write_database", end))

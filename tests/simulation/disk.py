@@ -289,7 +289,7 @@ def _run_here(folder: Path, action: Callable[[], Any], plan: _Plan, requests: in
     def files() -> str:
         if shim is not None:
             shim.pause(True)
-        key = tree_key(read_tree(folder))
+        key = tree_key(read_tree(folder), logs=False)
         if shim is not None:
             shim.pause(False)
         return key
@@ -470,11 +470,16 @@ def published(tree: Tree) -> dict[str, str]:
     }
 
 
-def tree_key(tree: Tree) -> str:
-    """Return a digest of all that can influence a command: not of temporary files, and not of times."""
+def tree_key(tree: Tree, logs: bool = True) -> str:
+    """Return a digest of all that can influence a command: not of temporary files, and not of times.
+
+    Args:
+        tree: files below the working directory.
+        logs: whether to include logs, which stages only extend.
+    """
     facts = []
     for path, content in tree.items():
-        if path.startswith("tmp/"):
+        if path.startswith("tmp/") or (not logs and f"{path}/".startswith("store/logs/")):
             continue
         if content is not None and path.endswith(".html"):
             content = content[-8:]
@@ -508,9 +513,13 @@ def half_published(tree: Tree, versions: dict[str, set[str]] | None = None) -> s
     return ""
 
 
-def leftovers(tree: Tree) -> list[str]:
-    """Return temporary files that a finished command must not leave."""
-    return [path for path in tree if path.endswith(".tmp") and not path.startswith("tmp/")]
+def leftovers(tree: Tree, command: str) -> list[str]:
+    """Return temporary files that a finished command must not leave.
+
+    ``report`` has no lock, so it must not remove the unfinished page of another run. The next stage does.
+    """
+    found = [path for path in tree if path.endswith(".tmp") and not path.startswith("tmp/")]
+    return [path for path in found if command != "report" or not path.startswith("store/.report.html.")]
 
 
 OPTIONAL: Final = (DATABASE_NAME, *CARDS)
@@ -557,7 +566,11 @@ class Simulation:
         """Number of the first operation after each point of the run."""
         self.stages = [(point, at) for point, at in self.points.items() if not point.startswith("end of ")]
         """Points at which a run can be forked, as it has neither open files nor threads."""
-        self.marks = {point: key for point, _, key in outcome.passed[1:]} if self.exact else {}
+        self.marks = {}
+        if self.exact:  # what a check has found is not in a file
+            self.marks = {at: key for at, _, key in outcome.passed[1:] if not at.startswith("check of ")}
+        else:
+            self.stages = self.stages[:1]
         disk = Disk(self.start)
         for operation in self.operations:
             disk.apply(operation)
@@ -798,7 +811,7 @@ class _Worker:
             tree = read_tree(self.folder)
             if difference := _difference(tree, simulation.end):
                 return f"the command again: {difference}"
-            if left := leftovers(tree):
+            if left := leftovers(tree, simulation.command):
                 return f"the command again leaves {left}"
         self.seen.add(key)
         return ""

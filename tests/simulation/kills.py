@@ -139,7 +139,7 @@ class Kills:
         tree = read_tree(place)
         if difference := _difference(tree, self.end[case.command]):
             return f"after the kill ({ending}), the command again gives other files: {difference}"
-        if left := [path for path in leftovers(tree) if not path.startswith("tmp/")]:
+        if left := leftovers(tree, case.command):
             return f"after the kill ({ending}), the command again leaves {left}"
         return ""
 
