@@ -52,7 +52,7 @@ SCRIPTS: Final = {
 """Scripts in ``tests`` that try a fixed number of cases and end with another status than 0 if one fails."""
 PARTS: Final = (*SCRIPTS, "rot", "medium", "small")
 """The parts, in the order in which they are begun."""
-MEDIUM_EACH: Final = 8
+MEDIUM_EACH: Final = 6
 """Cases of each fault and medium command."""
 ROT_STEP: Final = 25
 """Of each file, every k-th byte is altered."""
