@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -233,14 +234,24 @@ def _raise_unless_missing(error: OSError) -> None:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove a folder and its contents; errors have the whole path, which ``rmtree`` of Python 3.11 omits."""
+    """Remove a folder and its contents; errors have the whole path, which ``rmtree`` of Python 3.11 omits.
+
+    Files that another process has open on NFS keep their folders until they are closed.
+    """
 
     def fail(_: object, path: str, raised: Any) -> None:
         error: OSError = raised[1] if isinstance(raised, tuple) else raised
-        error.filename = path
-        raise error
+        if error.errno != errno.ENOTEMPTY or not _has_only_open_files(path):
+            error.filename = path
+            raise error
 
     if sys.version_info >= (3, 12):
         shutil.rmtree(folder, onexc=fail)
     else:
         shutil.rmtree(folder, onerror=fail)
+
+
+def _has_only_open_files(folder: str) -> bool:
+    """Return whether a folder has only files that NFS has renamed because a process has them open."""
+    names = [name for _, _, files in os.walk(folder) for name in files]
+    return bool(names) and all(name.startswith(".nfs") for name in names)

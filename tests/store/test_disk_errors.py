@@ -287,3 +287,24 @@ def test_removed_folders_of_a_store_are_removed_after_a_crash_too(
         patched.setattr(local, "sync_folder", record)
         opened.remove("shuffled")
     assert synced == [store]
+
+
+def test_removed_shards_that_a_process_has_open_on_nfs_are_no_error(
+    shuffled: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS renames an open file instead of removing it, so its folder stays."""
+    store = copy_store(shuffled)
+    export_shards(store, ExportOptions(workers=1))
+    unlink = os.unlink
+
+    def rename(path: str, *, dir_fd: int | None = None) -> None:
+        if path.endswith(".tar"):
+            os.rename(path, f".nfs{path}", src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        else:
+            unlink(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", rename)
+        shuffle_store(store, ShuffleOptions(seed=9, threads=1), retry=ONCE)
+    assert all(path.name.startswith(".nfs") for path in (store / "shards").iterdir())
+    export_shards(store, ExportOptions(workers=1))
