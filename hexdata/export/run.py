@@ -170,9 +170,10 @@ class ExportRun(ABC):
         manifest = self.store.manifest
         if manifest.stages.pop(self.stage, None) is not None:
             self.progress.note(f"replaces the files of an earlier export in {self.folder}")
-        manifest.files = {n: f for n, f in manifest.files.items() if not n.startswith(f"{self.folder}/")}
+        listed = manifest.files
+        manifest.files = {n: f for n, f in listed.items() if not n.startswith(f"{self.folder}/")}
         manifest.save(self.store.path)
-        self.store.remove(self.folder)
+        self.store.remove(self.folder, listed)
 
     def _keep_intact(self, damage: Mapping[str, StoreError], ledger: Ledger) -> None:
         entries = self.intact_entries(damage)

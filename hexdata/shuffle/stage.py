@@ -262,14 +262,15 @@ class ShuffleRun:
         manifest.stages = {
             name: s for name, s in manifest.stages.items() if name not in ("shuffle", *_DERIVED_STAGES)
         }
+        listed = manifest.files
         manifest.files = {
             name: facts
-            for name, facts in manifest.files.items()
+            for name, facts in listed.items()
             if not name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
         }
         manifest.save(self.store.path)
         for folder in FOLDERS:
-            self.store.remove(folder)
+            self.store.remove(folder, listed)
         storage_of(self.runs).remove_tree()
 
     def _publish(self, buckets: dict[str, SortedBucket], lineage: dict[str, Any]) -> None:

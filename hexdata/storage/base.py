@@ -300,7 +300,11 @@ class Storage(ABC):
 
     @abstractmethod
     def remove_tree(
-        self, before_request: Callable[[], None] = lambda: None, *, durable: bool = False
+        self,
+        before_request: Callable[[], None] = lambda: None,
+        *,
+        durable: bool = False,
+        known: Iterable[str] = (),
     ) -> None:
         """Remove the folder and its contents if it exists.
 
@@ -308,6 +312,8 @@ class Storage(ABC):
             before_request: As for :meth:`remove`.
             durable: Whether the folder must be gone afterwards, also after a crash. Default: False, which on
                 a local disk ignores errors and does not sync. Object stores always raise errors.
+            known: Names of files below the folder. They are removed from an object store even if its listing
+                does not contain them yet. Default: none.
 
         Raises:
             OSError: Something could not be removed, with its path.

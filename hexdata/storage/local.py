@@ -190,6 +190,7 @@ class LocalStorage(Storage):
         before_request: Callable[[], None] = lambda: None,  # noqa: ARG002
         *,
         durable: bool = False,
+        known: Iterable[str] = (),  # noqa: ARG002
     ) -> None:
         """Remove the folder and its contents if it exists. Unless ``durable``, errors are ignored."""
         if self.path.is_dir():  # rmtree would block on a pipe

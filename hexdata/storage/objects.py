@@ -285,9 +285,11 @@ class ObjectStorage(Storage):
         before_request: Callable[[], None] = lambda: None,
         *,
         durable: bool = False,  # noqa: ARG002
+        known: Iterable[str] = (),
     ) -> None:
         """Remove all objects below the address, with one request for many objects if the store allows it."""
-        keys = [key for key in list_objects(self._system, self.path.path, recursive=True) if key]
+        listed = [key for key in list_objects(self._system, self.path.path, recursive=True) if key]
+        keys = list(dict.fromkeys([*listed, *(f"{self.path.path.rstrip('/')}/{name}" for name in known)]))
         if not speaks_s3(self._system):
             for key in keys:
                 ObjectStorage(self.path / key.removeprefix(self.path.path.rstrip("/")).lstrip("/")).remove(

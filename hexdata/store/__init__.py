@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -233,15 +233,21 @@ class Store:
                         lock.require()
                         storage_of(self.path).remove_unfinished(_FOLDERS)  # of killed workers on any machine
 
-    def remove(self, folder: str) -> None:
+    def remove(self, folder: str, listed: Iterable[str] = ()) -> None:
         """Remove a folder of the store, so that it is gone even after a crash. The caller must hold the lock.
+
+        Args:
+            folder: Name of the folder.
+            listed: Names that the manifest has listed, relative to the store, also of files in other folders.
+                The listing of an object store may lack new ones. Default: none.
 
         Raises:
             OSError: A file could not be removed.
             StoreLockedError: The lock has been lost, so another process may have written there.
         """
         self.require_lock()
-        storage_of(self.path / folder).remove_tree(self.require_lock, durable=True)
+        known = [name.removeprefix(f"{folder}/") for name in listed if name.startswith(f"{folder}/")]
+        storage_of(self.path / folder).remove_tree(self.require_lock, durable=True, known=known)
 
     def keep_only(self, folder: str, names: Container[str]) -> None:
         """Remove all objects below a folder except the given ones.

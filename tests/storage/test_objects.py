@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hexdata.errors import StoreError
-from hexdata.storage import Changed, as_path, storage_of
+from hexdata.storage import Changed, as_path, objects, storage_of
 from hexdata.storage.conditions import tag_of
 from hexdata.storage.reading import list_objects, object_info
 from hexdata.storage.upload import abort_uploads, upload
@@ -367,3 +367,17 @@ def test_other_failures_to_list_uploads_are_errors(bucket: UPath, object_store: 
     object_store.fail(Fault("GET", r"\?.*uploads", status=403, code="ExpiredToken", count=9))
     with pytest.raises(PermissionError):
         abort_uploads(bucket / "store")
+
+
+@pytest.mark.parametrize("is_s3", [True, False])
+def test_known_objects_are_removed_even_if_they_are_not_listed(
+    bucket: UPath, monkeypatch: pytest.MonkeyPatch, is_s3: bool
+) -> None:
+    """A listing may lack new objects. Unknown ones stay, and a known one may be missing already."""
+    for name in ("a", "b/c", "other"):
+        (bucket / "folder" / name).write_bytes(b"1")
+    with monkeypatch.context() as patched:
+        patched.setattr(objects, "list_objects", lambda *_, **_options: {})
+        patched.setattr(objects, "speaks_s3", lambda _: is_s3)
+        storage_of(bucket / "folder").remove_tree(known=["a", "b/c", "missing"])
+    assert storage_of(bucket / "folder").files() == {"other": 1}
