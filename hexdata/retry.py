@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,7 +136,7 @@ class RetryPolicy:
             except Exception as error:
                 if attempts_of(error) is not None or not is_temporary(error):
                     raise
-                pause = min(wait, self.longest_wait) + self.jitter * _random_share()
+                pause = min(wait, self.longest_wait) + random.uniform(0, self.jitter)  # noqa: S311
                 if self._is_last(begun, pause):
                     vars(error)[_ATTEMPTS] = (len(begun), time.monotonic() - begun[0])
                     raise
@@ -151,8 +151,3 @@ class RetryPolicy:
         now = time.monotonic()
         next_end = now - begun[0] + pause + now - begun[-1]
         return self.deadline is not None and len(begun) > 1 and next_end > self.deadline
-
-
-def _random_share() -> float:
-    """Return a number from 0 to 1, so that several processes do not wait for the same time."""
-    return int.from_bytes(os.urandom(4)) / 0xFFFFFFFF

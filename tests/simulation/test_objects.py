@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from tests.simulation import objects
 
 SUSPENDED = 2
 """A seed whose second writer begins while the first one is suspended."""
+WITH_RETRIES = 359
+"""A seed with requests that are made again."""
 
 
 @pytest.fixture
@@ -61,3 +64,19 @@ def test_the_simulation_finds_removals_without_a_lock(monkeypatch: pytest.Monkey
     monkeypatch.setattr(ObjectStorage, "remove_tree", lambda storage, _=None, **_kept: remove_tree(storage))
     with pytest.raises(objects.SimulationError, match="which the manifest lists, is missing"):
         objects.run_seeds(SUSPENDED, 1)
+
+
+def test_a_seed_names_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeated, it makes the same requests at the same times; the waits after failed requests are random."""
+    logs: list[list[str]] = []
+    run = objects._run_seed
+
+    def record(simulation: objects.Simulation) -> Counter[str]:
+        logs.append(simulation.log)
+        return run(simulation)
+
+    monkeypatch.setattr(objects, "_run_seed", record)
+    for number in range(2):
+        objects.run_seed(WITH_RETRIES, tmp_path / str(number))
+    assert logs[0] == logs[1]
+    assert any(line.endswith("lost answer") for line in logs[0])
