@@ -21,7 +21,7 @@ __all__ = ["HexWorldReader", "looks_like_hexworld"]
 
 _COMMENT: Final = re.compile(rb"#(?![0-9])")
 _LINE: Final = re.compile(
-    r"(?P<url>https?://[^\s#]*)?#?"
+    r"(?:(?P<url>https?://[^\s#]*)?#)?"
     r"(?P<columns>[0-9]{1,4})(?:x(?P<rows>[0-9]{1,4}))?(?P<options>(?:r[0-9]{1,3}|c[0-9]{1,3}|m|n)*)"
     r"(?:,(?P<before>[a-z0-9:S]*))?(?:,(?P<after>[a-z0-9:S]*))?,*"
     r"(?:\s+(?:#.*)?)?"

@@ -1,7 +1,8 @@
-"""Reading of a position from a shard, without its store or manifest."""
+"""Reading of a position from a shard, which needs neither its store nor its manifest."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Final
 
 from hexdata.errors import StoreError
@@ -9,9 +10,12 @@ from hexdata.schema import is_target
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import Block, members_to_block
 from hexdata.shards.format import read_blocks, samples_to_block
+from hexdata.shards.manifest import ShardManifest
+from hexdata.shards.sources import altered_shard_error
 from hexdata.show.position import Position
-from hexdata.storage import AnyPath, as_path
+from hexdata.storage import AnyPath, as_path, is_address
 from hexdata.store.disk_space import translate_disk_full
+from hexdata.store.files import digest_file
 
 __all__ = ["read_shard_position"]
 
@@ -30,14 +34,32 @@ _FACTS: Final = (
 def read_shard_position(path: str | AnyPath, number: int) -> Position:
     """Read one position of a shard, of blocks or of samples, counted from 0 in the shard's order.
 
-    The shard is read and checked from its beginning up to that position, and no further.
+    The shard is read and checked from its beginning up to that position, and no further. If the
+    ``manifest.json`` in the folder of a local shard lists it, the size and the digest of the whole file are
+    compared first.
 
     Raises:
-        StoreError: the shard has fewer positions, or the disk fails.
+        StoreError: the shard differs from the manifest or has fewer positions, or the disk fails.
         FormatError: it is truncated or altered, or no shard of hexdata's.
     """
     with translate_disk_full(as_path(path)):
+        if not is_address(path):
+            _require_unchanged(as_path(path))
         return _read_position(path, number)
+
+
+def _require_unchanged(path: AnyPath) -> None:
+    """Compare a shard with its entry in the manifest beside it, if there is one."""
+    try:
+        manifest = ShardManifest.load(path.parent)
+        size, digest = digest_file(path)
+    except (StoreError, OSError):  # no manifest of hexdata, or no shard, which the caller reports
+        return
+    for shard in itertools.chain(*manifest.splits.values()):
+        if shard.name == path.name and shard.bytes != size:
+            raise altered_shard_error(str(path), f"{size} bytes", shard.bytes)
+        if shard.name == path.name and shard.sha256 != digest:
+            raise altered_shard_error(str(path), f"SHA-256 {digest}", shard.sha256)
 
 
 def _read_position(path: str | AnyPath, number: int) -> Position:

@@ -170,6 +170,15 @@ class Original:
                 if bounds["min"] is not None:
                     low, high = min(low, bounds["min"]), max(high, bounds["max"])
         schema = pa.schema([games_schema().field(name) for name in ("file_idx", "line_idx")])
+        games = sum(rows for _, rows in self.game_parts)
+        if low < 0 or high >= games:
+            raise StoreError(
+                "a position is of a game that the store does not contain",
+                path=self.part,
+                found=f"game {low if low < 0 else high}",
+                expected=f"0 to {games - 1}",
+                hint="Run `hexdata verify` to list all damaged files.",
+            )
         batches = read_rows(ParquetRows(self.game_parts, low, high + 1, self.version), schema)
         return low, pa.Table.from_batches(batches, schema).combine_chunks()
 

@@ -96,6 +96,7 @@ def test_a_pass_is_a_position_without_a_move(read_text):
         ("5c1,a1b2x:rb", "hexworld-syntax", "found 'x:rb'"),
         ("5c1,a1 b", "hexworld-syntax", "not a HexWorld link"),
         ("5c1,A1", "hexworld-syntax", ""),
+        ("https://hexworld.org/board/5c1,a1b2:rb", "hexworld-syntax", "found 'https"),
         ("5x6c1,a1b2:rb", "board-size", "not square; found 5 x 6"),
         ("33c1,a1b2:rb", "board-size", "3 to 32"),
         ("7c1,a1b2:rb", "board-size", "first game"),

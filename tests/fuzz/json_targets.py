@@ -526,10 +526,5 @@ class LiveConfigTarget(ConfigTarget):
         except ConfigError:
             return STRICTER
         require(all(stage.kind in STAGES for stage in options.stages), "a stage of another package")
-        require(not any(":" in text for text in _code_texts(content)), "code is named")
+        require("relabel" not in content.get("ChunkRelabeller", {}), "code is named")
         return BOTH
-
-
-def _code_texts(content: dict[str, Any]) -> list[str]:
-    """Return the texts that may name code: all except in the options that are paths."""
-    return [text for key, value in content.items() if key != "watch" for text in _texts(value)]

@@ -13,7 +13,7 @@ import pytest
 
 from hexdata.errors import FormatError, StoreError
 from hexdata.export import ExportOptions, export_shards
-from hexdata.show import Position, read_position, read_shard_position
+from hexdata.show import Position, find, read_position, read_shard_position
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 
 
@@ -66,6 +66,24 @@ def test_errors_state_the_number_of_positions(exported):
     shard = exported / "shards" / "train-000000.tar"
     with pytest.raises(StoreError, match=r"train-000000\.tar: .*found position 192; expected 0 to 191"):
         read_shard_position(shard, 192)
+
+
+def test_a_changed_shard_is_refused_if_its_manifest_lists_it(exported, tmp_path):
+    """The changed byte of a game id is a valid other id."""
+    shards = shutil.copytree(exported / "shards", tmp_path / "shards")
+    shard = shards / "train-000000.tar"
+    content = bytearray(shard.read_bytes())
+    first = content.index(b"game_id.npy")
+    content[content.index(b"\n", first) + 1] ^= 1
+    shard.write_bytes(content)
+    message = r"train-000000\.tar: the shard is truncated or altered; found SHA-256"
+    with pytest.raises(StoreError, match=message):
+        read_shard_position(shard, 0)
+    with pytest.raises(StoreError, match=message):
+        find(f"{shard}:0")
+    (shards / "manifest.json").write_text("{}")
+    original = read_shard_position(exported / "shards" / shard.name, 0)
+    assert read_shard_position(shard, 0).game_id != original.game_id
 
 
 def test_other_files_are_refused(tmp_path):

@@ -113,6 +113,7 @@ CHANGES = {
     "metadata": (DICTS, lambda t: with_cell(t, "metadata", 4, '{"zoo":5}'), "record 4: metadata differs"),
     "dialect": (DICTS, lambda t: with_cell(t, "metadata", 3, '{"zoo":3}'), "record 3: metadata differs"),
     "game": (DICTS, lambda t: with_cell(t, "game_id", 11, 0), "record 11: line_idx differs"),
+    "no game": (DICTS, lambda t: with_cell(t, "game_id", 11, 1 << 61), "found game 2305843009213693952"),
     "swapped": (DICTS, lambda t: t.take([1, 0, *range(2, t.num_rows)]), "record 0: board differs"),
     "raw": ("positions/part-000002.parquet", lambda t: with_cell(t, "value", 6, 0.0),
             "record 6: value differs"),
