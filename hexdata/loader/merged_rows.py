@@ -193,7 +193,7 @@ def merge_rows(store: Store, table: GameTable, split: str, weight: str) -> Merge
         ConfigError: The store has a column ``extra.count``.
     """
     with (
-        tempfile.TemporaryDirectory(prefix="hexdata-merge-") as name,
+        tempfile.TemporaryDirectory(prefix="hexdata-merge-", ignore_cleanup_errors=True) as name,
         duckdb_session(memory=_MEMORY, threads=2, spill=Path(name), store=store.path) as con,
     ):
         folder = Path(name)

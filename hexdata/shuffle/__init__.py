@@ -45,7 +45,10 @@ def plan_shuffle(
     """
     target = Store.open(store, shares_work=engine.machines.separate)
     options = check_options(options, ShuffleOptions)
-    with translate_temporary_disk_full(), tempfile.TemporaryDirectory(prefix="hexdata-plan-") as folder:
+    with (
+        translate_temporary_disk_full(),
+        tempfile.TemporaryDirectory(prefix="hexdata-plan-", ignore_cleanup_errors=True) as folder,
+    ):
         prepared = prepare(target, options, Path(folder), None, engine.machines)
     path = target.work / "shuffle" / LEDGER_NAME
     ledger = open_ledger(path, prepared.ledger_plan, read_only=True)

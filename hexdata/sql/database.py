@@ -60,7 +60,7 @@ def write_database(store: Store) -> None:
 
 def _write(store: Store, published: Path) -> None:
     with (
-        tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
+        tempfile.TemporaryDirectory(prefix="hexdata-", ignore_cleanup_errors=True) as folder,
         add_path_to_disk_full(path := Path(folder) / DATABASE_NAME),
         duckdb_session(memory=_MEMORY, threads=1) as con,
     ):

@@ -132,7 +132,9 @@ def system_message(error: OSError) -> str:
 
 def _error_path(error: OSError) -> Path | None:
     """Return the file named in an error; None if it has no name, as with a file descriptor."""
-    return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    return (
+        Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else None
+    )
 
 
 def _disk_full_error(error: OSError, path: AnyPath, hint: str) -> BudgetError:

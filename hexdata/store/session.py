@@ -139,7 +139,7 @@ def duckdb_session(
     """
     if spill is not None:
         spill.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="duckdb-", dir=spill) as temporary:
+    with tempfile.TemporaryDirectory(prefix="duckdb-", dir=spill, ignore_cleanup_errors=True) as temporary:
         settings = {
             "memory_limit": f"{max(memory, 32 << 20)}B",
             "threads": str(threads),

@@ -146,7 +146,7 @@ def _check(
         # An empty file has nothing to compare; the file found may be another empty one.
         return RoundTrip(source.name, True, "contains no games, like the original")
     try:
-        with tempfile.TemporaryDirectory(prefix="hexdata-") as scratch:
+        with tempfile.TemporaryDirectory(prefix="hexdata-", ignore_cleanup_errors=True) as scratch:
             written = Path(scratch) / "written.pkl.gz"
             with translate_temporary_disk_full(), add_path_to_disk_full(written):
                 write_legacy(

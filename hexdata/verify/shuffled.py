@@ -112,7 +112,7 @@ def open_placement(
     """
     lineage = store.manifest.stages["shuffle"]
     with (
-        tempfile.TemporaryDirectory(prefix="hexdata-") as folder,
+        tempfile.TemporaryDirectory(prefix="hexdata-", ignore_cleanup_errors=True) as folder,
         duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con,
     ):
         selection = select(store, _options(store), lineage["seed"], con, Path(folder))

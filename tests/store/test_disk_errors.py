@@ -23,6 +23,7 @@ from hexdata.shuffle import RetryPolicy, ShuffleOptions, shuffle_store
 from hexdata.sql import database
 from hexdata.storage import HashingFile, LocalStorage, add_path_to_error, local
 from hexdata.store import Store
+from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.integrity import find_damage
 from hexdata.store.manifest import Manifest
 from hexdata.verify import verify_store
@@ -308,3 +309,27 @@ def test_removed_shards_that_a_process_has_open_on_nfs_are_no_error(
         shuffle_store(store, ShuffleOptions(seed=9, threads=1), retry=ONCE)
     assert all(path.name.startswith(".nfs") for path in (store / "shards").iterdir())
     export_shards(store, ExportOptions(workers=1))
+
+
+def test_an_error_names_its_file_also_if_the_name_is_a_path(tmp_path: Path) -> None:
+    """``io.FileIO`` keeps the path that it was given."""
+    message = rf"{tmp_path}/shard\.tar: the system cannot read"
+    with pytest.raises(StoreError, match=message), translate_disk_full(tmp_path):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), tmp_path / "shard.tar")
+
+
+def test_a_temporary_file_that_cannot_be_removed_does_not_fail_a_check(
+    shuffled: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, kept = os.unlink, list[str]()
+
+    def fail(path: str, **options: Any) -> None:
+        if path.endswith(".parquet"):
+            kept.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", fail)
+    verify_store(shuffled).require()
+    assert kept
+    assert list(temporary.rglob(kept[0]))
