@@ -235,15 +235,18 @@ def _raise_unless_missing(error: OSError) -> None:
 
 
 def _remove_folder(folder: Path) -> None:
-    """Remove a folder and its contents; errors have the whole path, which ``rmtree`` of Python 3.11 omits.
+    """Remove a folder and its contents. The error of a file has its path.
 
-    Files that another process has open on NFS keep their folders until they are closed.
+    ``rmtree`` of Python 3.11 gives only its name, and that of Python 3.13 the path of its folder. Files that
+    another process has open on NFS keep their folders until they are closed.
     """
+    failed: list[str] = []
 
     def fail(_: object, path: str, raised: Any) -> None:
         error: OSError = raised[1] if isinstance(raised, tuple) else raised
         if error.errno != errno.ENOTEMPTY or not _has_only_open_files(path):
-            error.filename = path
+            failed.append(path)
+            error.filename = failed[0]
             raise error
 
     if sys.version_info >= (3, 12):
