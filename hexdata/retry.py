@@ -142,7 +142,7 @@ class RetryPolicy:
                     raise
                 log(f"attempt {len(begun)} failed: {error}; waiting {pause:.1f} s")
             sleep(pause)
-            wait = min(2 * wait, self.longest_wait)
+            wait *= 2
 
     def _is_last(self, begun: list[float], pause: float) -> bool:
         """Return whether no attempt follows those that begun at the given times, after a pause."""

@@ -170,10 +170,7 @@ class ExportRun(ABC):
         manifest = self.store.manifest
         if manifest.stages.pop(self.stage, None) is not None:
             self.progress.note(f"replaces the files of an earlier export in {self.folder}")
-        listed = manifest.files
-        manifest.files = {n: f for n, f in listed.items() if not n.startswith(f"{self.folder}/")}
-        manifest.save(self.store.path)
-        self.store.remove(self.folder, listed)
+        self.store.unpublish(self.folder)
 
     def _keep_intact(self, damage: Mapping[str, StoreError], ledger: Ledger) -> None:
         entries = self.intact_entries(damage)

@@ -51,15 +51,17 @@ def read_shard_position(path: str | AnyPath, number: int) -> Position:
 def _require_unchanged(path: AnyPath) -> None:
     """Compare a shard with its entry in the manifest beside it, if there is one."""
     try:
-        manifest = ShardManifest.load(path.parent)
+        shards = itertools.chain(*ShardManifest.load(path.parent).splits.values())
+        listed = next((shard for shard in shards if shard.name == path.name), None)
+        if listed is None:
+            return
         size, digest = digest_file(path)
     except (StoreError, OSError):  # no manifest of hexdata, or no shard, which the caller reports
         return
-    for shard in itertools.chain(*manifest.splits.values()):
-        if shard.name == path.name and shard.bytes != size:
-            raise altered_shard_error(str(path), f"{size} bytes", shard.bytes)
-        if shard.name == path.name and shard.sha256 != digest:
-            raise altered_shard_error(str(path), f"SHA-256 {digest}", shard.sha256)
+    if listed.bytes != size:
+        raise altered_shard_error(str(path), f"{size} bytes", listed.bytes)
+    if listed.sha256 != digest:
+        raise altered_shard_error(str(path), f"SHA-256 {digest}", listed.sha256)
 
 
 def _read_position(path: str | AnyPath, number: int) -> Position:

@@ -262,15 +262,7 @@ class ShuffleRun:
         manifest.stages = {
             name: s for name, s in manifest.stages.items() if name not in ("shuffle", *_DERIVED_STAGES)
         }
-        listed = manifest.files
-        manifest.files = {
-            name: facts
-            for name, facts in listed.items()
-            if not name.startswith(tuple(f"{folder}/" for folder in FOLDERS))
-        }
-        manifest.save(self.store.path)
-        for folder in FOLDERS:
-            self.store.remove(folder, listed)
+        self.store.unpublish(*FOLDERS)
         storage_of(self.runs).remove_tree()
 
     def _publish(self, buckets: dict[str, SortedBucket], lineage: dict[str, Any]) -> None:

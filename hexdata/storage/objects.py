@@ -288,13 +288,12 @@ class ObjectStorage(Storage):
         known: Iterable[str] = (),
     ) -> None:
         """Remove all objects below the address, with one request for many objects if the store allows it."""
+        root = self.path.path.rstrip("/")
         listed = [key for key in list_objects(self._system, self.path.path, recursive=True) if key]
-        keys = list(dict.fromkeys([*listed, *(f"{self.path.path.rstrip('/')}/{name}" for name in known)]))
+        keys = list(dict.fromkeys([*listed, *(f"{root}/{name}" for name in known)]))
         if not speaks_s3(self._system):
             for key in keys:
-                ObjectStorage(self.path / key.removeprefix(self.path.path.rstrip("/")).lstrip("/")).remove(
-                    before_request
-                )
+                ObjectStorage(self.path / key.removeprefix(root).lstrip("/")).remove(before_request)
             return
         for start in range(0, len(keys), _KEYS_PER_REMOVAL):
             self._remove_keys(keys[start : start + _KEYS_PER_REMOVAL], before_request)

@@ -233,20 +233,34 @@ class Store:
                         lock.require()
                         storage_of(self.path).remove_unfinished(_FOLDERS)  # of killed workers on any machine
 
-    def remove(self, folder: str, listed: Iterable[str] = ()) -> None:
+    def unpublish(self, *folders: str) -> None:
+        """Remove folders of the store: their files from the manifest, which is saved, and then from the disk.
+
+        The caller must hold the lock.
+
+        Raises:
+            OSError: As for :meth:`remove`.
+            StoreLockedError: As for :meth:`remove`.
+        """
+        listed, prefixes = self.manifest.files, tuple(f"{folder}/" for folder in folders)
+        self.manifest.files = {name: facts for name, facts in listed.items() if not name.startswith(prefixes)}
+        self.manifest.save(self.path)
+        for folder, prefix in zip(folders, prefixes, strict=True):
+            self.remove(folder, [name.removeprefix(prefix) for name in listed if name.startswith(prefix)])
+
+    def remove(self, folder: str, known: Iterable[str] = ()) -> None:
         """Remove a folder of the store, so that it is gone even after a crash. The caller must hold the lock.
 
         Args:
             folder: Name of the folder.
-            listed: Names that the manifest has listed, relative to the store, also of files in other folders.
-                The listing of an object store may lack new ones. Default: none.
+            known: Names of files below it, which the listing of an object store may lack if they are new.
+                Default: none.
 
         Raises:
             OSError: A file could not be removed.
             StoreLockedError: The lock has been lost, so another process may have written there.
         """
         self.require_lock()
-        known = [name.removeprefix(f"{folder}/") for name in listed if name.startswith(f"{folder}/")]
         storage_of(self.path / folder).remove_tree(self.require_lock, durable=True, known=known)
 
     def keep_only(self, folder: str, names: Container[str]) -> None:

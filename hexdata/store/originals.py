@@ -23,6 +23,7 @@ from hexdata.errors import StoreError
 from hexdata.schema import games_schema, is_legacy_format, positions_schema, raw_schema, sources_schema
 from hexdata.storage import AnyPath
 from hexdata.store import Store
+from hexdata.store.integrity import VERIFY_HINT
 from hexdata.store.parquet import ParquetRows, open_parquet, read_parquet, read_rows
 from hexdata.strict_json import Count, check_value, parse_metadata, shortened
 
@@ -177,7 +178,7 @@ class Original:
                 path=self.part,
                 found=f"game {low if low < 0 else high}",
                 expected=f"0 to {games - 1}",
-                hint="Run `hexdata verify` to list all damaged files.",
+                hint=VERIFY_HINT,
             )
         batches = read_rows(ParquetRows(self.game_parts, low, high + 1, self.version), schema)
         return low, pa.Table.from_batches(batches, schema).combine_chunks()

@@ -535,9 +535,7 @@ class Command:
             work = Path(str(store.work)) / "ledger.json"
             ledger = json.loads(work.read_bytes()) if work.exists() else {}
             if ledger.get("options") != self.options:
-                listed, manifest.files = manifest.files, {}
-                manifest.save(store.path)
-                store.remove("shuffled", listed)
+                store.unpublish("shuffled")
                 ledger = {"options": self.options, "done": []}
             stored = storage_of(store.path / "shuffled").files()
             done = [name for name in ledger["done"] if name.removeprefix("shuffled/") in stored]

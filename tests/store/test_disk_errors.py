@@ -253,22 +253,28 @@ def test_a_log_that_cannot_be_written_is_a_note(
     assert verify_store(store).ok
 
 
+def failing_unlink(ending: str, kept: list[str]) -> Callable[..., None]:
+    """Return a replacement for ``os.unlink`` that fails for names with an ending, and lists them."""
+    unlink = os.unlink
+
+    def fail(path: str, **options: Any) -> None:
+        if path.endswith(ending):
+            kept.append(path)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        unlink(path, **options)
+
+    return fail
+
+
 def test_a_shuffle_ends_if_old_shards_cannot_be_removed(
     shuffled: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Readers would take them for shards of the new shuffle. The same command again removes them."""
     store = copy_store(shuffled)
     export_shards(store, ExportOptions(workers=1))
-    unlink = os.unlink
-
-    def fail(path: str, **options: Any) -> None:
-        if path.endswith(".tar"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        unlink(path, **options)
-
     again = ShuffleOptions(seed=9, threads=1)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "unlink", fail)
+        patched.setattr(os, "unlink", failing_unlink(".tar", []))
         with pytest.raises(StoreError, match=rf"{store}/shards/.*\.tar.*Check the disk"):
             shuffle_store(store, again, retry=ONCE)
     assert any((store / "shards").iterdir())
@@ -325,15 +331,8 @@ def test_an_error_names_its_file_also_if_the_name_is_a_path(tmp_path: Path) -> N
 def test_a_temporary_file_that_cannot_be_removed_does_not_fail_a_check(
     shuffled: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unlink, kept = os.unlink, list[str]()
-
-    def fail(path: str, **options: Any) -> None:
-        if path.endswith(".parquet"):
-            kept.append(path)
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        unlink(path, **options)
-
-    monkeypatch.setattr(os, "unlink", fail)
+    kept: list[str] = []
+    monkeypatch.setattr(os, "unlink", failing_unlink(".parquet", kept))
     verify_store(shuffled).require()
     assert kept
     assert list(temporary.rglob(kept[0]))
