@@ -37,6 +37,7 @@ from hexdata.text import encodable, printable
 
 __all__ = [
     "MAX_JSON_BYTES",
+    "MAX_JSON_VALUES",
     "PLAIN_NAME",
     "AtMost",
     "Count",
@@ -53,7 +54,7 @@ __all__ = [
 
 MAX_JSON_BYTES: Final = 64 << 20
 """Maximum size of a JSON file in bytes, enough for a manifest of 400,000 files."""
-_MAX_VALUES: Final = 4_000_000
+MAX_JSON_VALUES: Final = 4_000_000
 """Maximum number of values in one text: each takes about 100 bytes of memory."""
 _MAX_DEPTH: Final = 64
 _MAX_METADATA_DEPTH: Final = 400
@@ -160,8 +161,8 @@ def parse_json(
         levels = _MAX_METADATA_DEPTH if metadata else _MAX_DEPTH
         if _depth_exceeds(text, levels):
             raise problem(f"{what} is nested too deeply", expected=f"at most {levels} levels")
-        if sum(map(text.count, ",[{")) > _MAX_VALUES:
-            raise problem(f"{what} has too many values", expected=f"at most {_MAX_VALUES:,}")
+        if sum(map(text.count, ",[{")) > MAX_JSON_VALUES:
+            raise problem(f"{what} has too many values", expected=f"at most {MAX_JSON_VALUES:,}")
         return json.loads(
             text,
             object_pairs_hook=_without_duplicates,

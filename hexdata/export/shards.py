@@ -5,12 +5,14 @@ Each shard is written by one task that depends on its arguments and the buckets 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Final
 
+import numpy as np
 import pyarrow as pa
 
 from hexdata.cards import write_cards
@@ -24,7 +26,7 @@ from hexdata.schema import SPLITS, positions_schema
 from hexdata.shards.block_check import find_bad_row
 from hexdata.shards.blocks import Block, block_fields, columns_to_block
 from hexdata.shards.format import ShardWriter, block_samples
-from hexdata.shards.manifest import LAYOUTS, MANIFEST_NAME, ShardEntry, ShardManifest
+from hexdata.shards.manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest, max_offsets
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
@@ -34,10 +36,15 @@ from hexdata.store.integrity import find_damage, rebuild_command, removed_bucket
 from hexdata.store.journal import journaled
 from hexdata.store.parquet import ParquetFiles, ParquetRows, read_rows, regroup
 from hexdata.store.session import duckdb_session, read_parquet_sql
+from hexdata.strict_json import MAX_JSON_BYTES, MAX_JSON_VALUES
 
 __all__ = ["ExportOptions", "ExportResult", "export_shards"]
 
 
+_MEMBER_BYTES: Final = 2048
+"""Maximum size of the headers and the padding of one member of a shard."""
+_BLOCKS_OF_A_SHARD: Final = 16
+"""Minimum number of blocks per shard of the sizes that an error proposes."""
 _REMOVED_AT_ONCE: Final = 8
 """Buckets that are removed at the same time. In an object store, each takes a request."""
 
@@ -215,7 +222,7 @@ def export_shards(
         Counts and sizes of the shards in the store.
 
     Raises:
-        ConfigError: an argument has the wrong type.
+        ConfigError: an argument has the wrong type, or the shard manifest would be too large.
         StoreError: there is no store, it has no shuffle, it is damaged, or another process writes to it.
         BudgetError: the workers do not fit into the memory, or the disk is full.
         EngineError: a machine of ``engine`` differs from this one or cannot access the store.
@@ -292,7 +299,13 @@ class _ShardExport(ExportRun):
         return {name: shard for name, shard in entries.items() if name not in damage}
 
     def require_inputs(self, plan: Mapping[str, Any], damage: Mapping[str, StoreError] | None) -> None:
-        """Check the buckets; if an interrupted run has begun to remove them, only those that are needed."""
+        """Check the buckets; if an interrupted run has begun to remove them, only those that are needed.
+
+        Raises:
+            ConfigError: the shard manifest would be too large.
+            StoreError: a bucket is damaged, or was removed.
+        """
+        self._check_manifest_size()
         removed = self.store.manifest.removed_buckets
         if not removed:
             super().require_inputs(plan, damage)
@@ -316,6 +329,40 @@ class _ShardExport(ExportRun):
                 hint=f"Run `{rebuild_command(self.store, bucket)}` to make the buckets again, and then this "
                 "command. Undamaged shards are kept.",
             )
+
+    def _check_manifest_size(self) -> None:
+        """Check that readers will accept the shard manifest, which has an offset per field and block.
+
+        Raises:
+            ConfigError: it would be too large.
+        """
+        size, block_size = self.options.shard_size, self.options.block_size
+        if self._can_be_listed(size, block_size):
+            return
+        shards, blocks = self._shards_and_blocks(size, block_size)
+        while not self._can_be_listed(size, block_size):
+            block_size *= 2
+            size = block_size * max(-(-size // block_size), _BLOCKS_OF_A_SHARD)
+        raise ConfigError(
+            "the manifest of the shards would be too large to be read",
+            path=self.store.path,
+            found=f"{shards:,} shards with {blocks:,} blocks of {len(self._fields)} fields",
+            expected=f"at most {MAX_JSON_BYTES >> 20} MiB and {MAX_JSON_VALUES:,} values",
+            hint=f"Use larger blocks and shards, such as --block-size {block_size} --shard-size {size}.",
+        )
+
+    def _can_be_listed(self, shard_size: int, block_size: int) -> bool:
+        """Return whether the manifest of shards of these sizes can be read."""
+        shards, blocks = self._shards_and_blocks(shard_size, block_size)
+        fields = self._fields if self.options.layout == "blocks" else {}  # samples have no offsets
+        row_bytes = sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in fields.values())
+        shard_bytes = shard_size * row_bytes + _MEMBER_BYTES * len(fields) * (shard_size // block_size)
+        return blocks * len(fields) <= max_offsets(shards, shard_bytes, fields)
+
+    def _shards_and_blocks(self, shard_size: int, block_size: int) -> tuple[int, int]:
+        """Return the numbers of shards and of blocks."""
+        rows = [sum(rows for _, rows in listed) for listed in self.buckets.values()]
+        return sum(-(-each // shard_size) for each in rows), sum(-(-each // block_size) for each in rows)
 
     def begin(self, files: Mapping[str, ExportFile], missing: Sequence[str]) -> None:
         """Begin to remove buckets if that is asked for, or if an interrupted run has begun it."""
@@ -389,6 +436,11 @@ class _ShardExport(ExportRun):
         return files
 
     @cached_property
+    def _fields(self) -> dict[str, FieldSpec]:
+        """Return the fields of all splits."""
+        return block_fields(self.board_size, any(self._policies.values()), self.targets)
+
+    @cached_property
     def _policies(self) -> dict[str, int]:
         """Return the number of positions with a policy that is not one-hot, by split.
 
@@ -416,7 +468,7 @@ class _ShardExport(ExportRun):
             block_size=self.options.block_size,
             shard_size=self.options.shard_size,
             seed=self.store.manifest.stages["shuffle"]["seed"],
-            fields=block_fields(self.board_size, any(self._policies.values()), self.targets),
+            fields=self._fields,
             splits=shards,
         )
         path = self.store.path / "shards" / MANIFEST_NAME

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
@@ -21,6 +21,7 @@ from hexdata.storage import AnyPath, as_path, is_address, storage_of
 from hexdata.store.manifest import find_store_below, is_store_folder
 from hexdata.strict_json import (
     MAX_JSON_BYTES,
+    MAX_JSON_VALUES,
     AtMost,
     Count,
     FileName,
@@ -41,6 +42,7 @@ __all__ = [
     "FieldSpec",
     "ShardEntry",
     "ShardManifest",
+    "max_offsets",
     "missing_manifest_error",
 ]
 
@@ -244,6 +246,28 @@ class ShardManifest:
             return checked.manifest()
         except StoreError as error:
             raise error.at(where) from None
+
+
+def max_offsets(shards: int, shard_bytes: int, fields: Collection[str]) -> int:
+    """Return the maximum number of offsets in a manifest that readers accept; negative for too many shards.
+
+    Args:
+        shards: Number of shards.
+        shard_bytes: Size of a shard in bytes, or a larger number.
+        fields: Fields that have offsets.
+    """
+    entry_bytes = _ENTRY_BYTES + sum(len(name) + len('"":[],') for name in fields)
+    by_bytes = (MAX_JSON_BYTES - _HEADER_BYTES - shards * entry_bytes) // len(f"{shard_bytes},")
+    by_values = MAX_JSON_VALUES - _HEADER_VALUES - shards * (_ENTRY_VALUES + len(fields))
+    return min(by_bytes, by_values)
+
+
+_HEADER_BYTES: Final = 1 << 14
+_HEADER_VALUES: Final = 1 << 9
+"""Maximum size and number of values of a manifest without the entries of its shards."""
+_ENTRY_BYTES: Final = 512
+_ENTRY_VALUES: Final = 16
+"""The same of the entry of a shard without its offsets and the names of its fields."""
 
 
 @dataclass(frozen=True)

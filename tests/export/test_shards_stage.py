@@ -15,6 +15,7 @@ from hexdata.board import unpack_boards
 from hexdata.errors import ConfigError, StoreError, StoreLockedError
 from hexdata.export import ExportOptions, export_shards, run
 from hexdata.progress import Silent
+from hexdata.shards import manifest as shard_manifest
 from hexdata.shards.blocks import block_to_policy, columns_to_block, members_to_block
 from hexdata.shards.format import read_blocks
 from hexdata.shards.manifest import ShardManifest
@@ -83,6 +84,36 @@ def test_blocks_hold_the_shuffled_rows_in_their_order(store: Path) -> None:
             np.testing.assert_array_equal(np.concatenate([block[name] for block in blocks]), expected[name])
         found = np.concatenate([block_to_policy(block, 25) for block in blocks])
         np.testing.assert_array_equal(found, block_to_policy(expected, 25))
+
+
+@pytest.mark.parametrize("layout", ["blocks", "samples"])
+@pytest.mark.parametrize("limit", ["MAX_JSON_BYTES", "MAX_JSON_VALUES"])
+def test_a_manifest_that_no_reader_accepts_is_refused_before_anything_is_written(
+    layout: str, limit: str, store: Path, store_bytes: StoreBytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def options(shard_size: int, block_size: int) -> ExportOptions:
+        return ExportOptions(shard_size=shard_size, block_size=block_size, layout=layout, workers=1)
+
+    def size() -> int:
+        text = (store / "shards" / "manifest.json").read_text()
+        return {"MAX_JSON_BYTES": len(text), "MAX_JSON_VALUES": sum(map(text.count, ",[{"))}[limit]
+
+    export_shards(store, options(2, 1))
+    before, needed = store_bytes(store), size()
+    monkeypatch.setattr(shard_manifest, limit, needed)  # less than is certainly enough
+    with pytest.raises(ConfigError, match="manifest of the shards would be too large"):
+        export_shards(store, options(3, 1))
+    assert store_bytes(store) == before
+    small = {"MAX_JSON_BYTES": 25_000, "MAX_JSON_VALUES": 1_000}[limit]
+    monkeypatch.setattr(shard_manifest, limit, small)
+    with pytest.raises(ConfigError) as caught:
+        export_shards(store, options(3, 1))
+    block_size, shard_size = (
+        int(word) for word in str(caught.value.hint).rstrip(".").split() if word.isdigit()
+    )
+    export_shards(store, options(shard_size, block_size))
+    assert size() <= small < needed
+    verify_store(store).require()
 
 
 def test_samples_hold_one_position_each(store: Path) -> None:
