@@ -3,8 +3,8 @@
 The games are divided by ranges of their hashes, so that the memory does not depend on their number.
 
 1. ``write_runs`` writes the games of some sources, sorted by hash, to temporary files, the runs. Of the games
-   of a run with equal hashes it lists the first one. ``write_stored_runs`` does the same for the games of the
-   store, as far as their hashes may be those of new games.
+   of a run with equal hashes it lists the first one. ``write_stored_runs`` does the same for those games of
+   the store that are no duplicates, as far as their hashes may be those of new games.
 2. ``find_first_games`` reads one range of hashes from all runs and finds the first game of each hash.
 3. ``write_duplicates`` reads these for the games of some sources, and writes the table ``duplicates`` into
    the spool of each source.
@@ -506,9 +506,10 @@ def write_stored_runs(
     folder: AnyPath,
     limits: SearchLimits,
 ) -> list[_Run]:
-    """Write the runs of some files of the store, with the games whose hashes may be those of new games.
+    """Write the runs of some files of the store, with the games that may be the first ones of new games.
 
-    Only the hashes of other games are read.
+    These are no duplicates, and their hashes may be those of new games. Of other games, at most the hash is
+    read.
 
     Args:
         files: the files.
@@ -548,17 +549,28 @@ def write_stored_runs(
 def _candidates(
     path: AnyPath, occurs: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[npt.NDArray[np.int64], pa.RecordBatch]]:
-    """Yield the rows of a file whose hashes may occur: their numbers, and a batch with ``_COLUMNS``."""
+    """Yield the first games of their hash in a file, as far as their hashes may occur.
+
+    Args:
+        path: the file.
+        occurs: which beginnings of hashes occur.
+
+    Yields:
+        The rows of the games in the file, and a batch of them with ``_COLUMNS``.
+    """
     with open_parquet(path) as file:
         first = 0
         for group in range(file.num_row_groups):
-            hashes = file.read_row_group(group, columns=["game_hash"]).combine_chunks().column(0)
-            high = binary_matrix(hashes.chunk(0)).view("<u8")[:, 0] if len(hashes) else np.empty(0, "<u8")
-            chosen = np.flatnonzero(occurs[_beginnings(high, len(occurs))])
-            if len(chosen):
-                table = file.read_row_group(group, columns=list(_COLUMNS)).take(pa.array(chosen))
-                yield first + chosen, table.combine_chunks().to_batches()[0]
-            first += len(hashes)
+            copies = file.read_row_group(group, columns=["duplicate_of"]).column(0)
+            if copies.null_count:  # else none is the first game of its hash
+                hashes = file.read_row_group(group, columns=["game_hash"]).combine_chunks().column(0)
+                high = binary_matrix(hashes.chunk(0)).view("<u8")[:, 0]
+                is_first = copies.is_null().to_numpy()
+                chosen = np.flatnonzero(is_first & occurs[_beginnings(high, len(occurs))])
+                if len(chosen):
+                    table = file.read_row_group(group, columns=list(_COLUMNS)).take(pa.array(chosen))
+                    yield first + chosen, table.combine_chunks().to_batches()[0]
+            first += len(copies)
 
 
 def _winners(games: pa.RecordBatch) -> npt.NDArray[np.int64]:

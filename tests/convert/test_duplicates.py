@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.board import game_hash, symmetry_table
-from hexdata.convert.duplicates import NewGames, SearchLimits, StoredGames, find_duplicates
+from hexdata.convert.duplicates import DUPLICATES, NewGames, SearchLimits, StoredGames, find_duplicates
 from hexdata.convert.spool import FINDINGS, Spool, write_arrow
 from hexdata.errors import StoreError
 from hexdata.games.find import GAMES
@@ -73,12 +73,15 @@ class Sources:
     def __init__(self, folder: Path, games: list[Game], stored: list[int], new: list[int]) -> None:
         self.folder, self.stored, self.new = folder, [], []
         start = 0
+        names = {**dict(enumerate(WINNERS)), None: None}
         for size in stored:
             path = folder / f"{start:04d}.parquet"
-            names = {**dict(enumerate(WINNERS)), None: None}
-            rows = [game | {"winner": names[game["winner"]]} for game in games[start : start + size]]
+            rows = [
+                game | {"winner": names[game["winner"]], "duplicate_of": first}
+                for game, (first, _) in zip(games, plain_search(games), strict=True)
+            ][start : start + size]
             schema = pa.schema([GAMES.field(name) for name in ("game_hash", "moves", "first_player")])
-            schema = schema.append(pa.field("winner", pa.string()))
+            schema = schema.append(pa.field("winner", pa.string())).append(DUPLICATES.field("duplicate_of"))
             pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=4)
             self.stored.append(StoredGames(path, start, size))
             start += size
@@ -125,20 +128,34 @@ def test_the_division_of_the_search_does_not_change_its_results(tmp_path, stored
     assert not (tmp_path / "work").exists()
 
 
-def test_only_stored_games_that_may_be_originals_are_compared(tmp_path):
-    games = [*make_games(60, seed=1), *make_games(30, seed=2)]
-    sources = Sources(tmp_path, games, [60], [30])
-    leaders = []
+def search_stored(folder: Path, games: list[Game], stored: int) -> set[int]:
+    """Search duplicates of the games after the first ``stored``; return the stored ones that are compared."""
+    sources = Sources(folder, games, [stored], [len(games) - stored])
+    rows: set[int] = set()
 
-    def counting(function, tasks):
+    def recording(function, tasks):
         for index, runs in last_first(function, tasks):
             if function.__name__ == "write_stored_runs":
-                leaders.extend(leader for run in runs for leader in run.piece(0, 1).leaders())
+                rows.update(int(leader["row"]) for run in runs for leader in run.piece(0, 1).leaders())
             yield index, runs
 
-    sources.search(counting, SearchLimits(100, 100, 1, False))
-    shared = {g["game_hash"] for g in games[:60]} & {g["game_hash"] for g in games[60:]}
-    assert len(shared) <= len(leaders) < len({g["game_hash"] for g in games[:60]}) / 2
+    sources.search(recording, SearchLimits(5, 100, 1, False))
+    return rows
+
+
+def test_only_stored_games_that_may_be_originals_are_compared(tmp_path):
+    games = [*make_games(60, seed=1), *make_games(30, seed=2)]
+    compared = search_stored(tmp_path, games, 60)
+    hashes = {game["game_hash"] for game in games[:60]}
+    assert len(hashes & {game["game_hash"] for game in games[60:]}) <= len(compared) < len(hashes) / 2
+
+
+def test_stored_games_that_are_duplicates_are_not_compared(tmp_path):
+    games = make_games(90, seed=4)
+    compared = search_stored(tmp_path, games, 60)
+    first_games = {number for number, (first, _) in enumerate(plain_search(games[:60])) if first is None}
+    assert 10 < len(compared) < 60
+    assert compared <= first_games
 
 
 @pytest.mark.parametrize("name", ["run-*", "range-*", "filter*", "stored-*"])
