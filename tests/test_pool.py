@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 from hexdata import pool
-from hexdata.convert import ConvertOptions
+from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.engine.local import LocalEngine
+from hexdata.engine.protocol import Machines
 from hexdata.errors import BudgetError, ConfigError
-from hexdata.export import ExportOptions, PicklesOptions
+from hexdata.export import ExportOptions, PicklesOptions, export_shards
 from hexdata.pool import LEADER_MEMORY, default_workers
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+
+if TYPE_CHECKING:
+    from tests.conftest import DemoTrmph
 
 
 def test_there_is_a_worker_for_each_core_we_may_use() -> None:
@@ -34,6 +41,36 @@ def test_a_budget_that_cannot_be_kept_is_refused(options) -> None:
     assert options(memory=2 * each).processes(cores=9) == 1, "the process that leads two workers counts too"
     with pytest.raises(ConfigError, match="workers"):
         options(workers=0)
+
+
+def test_little_work_needs_no_workers_unless_they_are_requested() -> None:
+    assert ConvertOptions(memory=10**10).processes(cores=4, work=0.5) == 1
+    assert ConvertOptions(memory=10**10).processes(cores=4, work=50.0) == 4
+    assert ConvertOptions(memory=10**10, workers=3).processes(cores=4, work=0.5) == 3
+
+
+@pytest.mark.parametrize(("little", "workers"), [(2.0, 1), (0.0, 4)])
+def test_stages_start_workers_for_much_work_only(
+    little: float, workers: int, tmp_path: Path, demo_trmph: DemoTrmph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    class Recorder(LocalEngine):
+        @property
+        def machines(self) -> Machines:
+            return Machines(1, 4, separate=False)
+
+        def run(self, function: Any, tasks: Any, *, workers: int, **limits: Any) -> Any:
+            started.append(workers)
+            return super().run(function, tasks, **limits, workers=1)
+
+    monkeypatch.setattr(pool, "_LITTLE_WORK", little)
+    engine, memory = Recorder(), 4_000_000_000
+    inputs, store = demo_trmph(tmp_path, games=12, files=6), tmp_path / "store"
+    convert_sources(inputs, store, ConvertOptions(memory=memory), engine=engine)
+    shuffle_store(store, ShuffleOptions(threads=1))
+    export_shards(store, ExportOptions(memory=memory), engine=engine)
+    assert started == [workers] * 3, "read, write and export"
 
 
 @pytest.mark.parametrize(

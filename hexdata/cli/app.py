@@ -259,7 +259,8 @@ Workers = Annotated[
         "--workers",
         metavar="N",
         min=1,
-        help="Number of worker processes. Default: one per core, if they fit --memory.",
+        help="Number of worker processes. Default: 1 for little data, else one per core, "
+        "if they fit --memory.",
         rich_help_panel=RESOURCES,
     ),
 ]

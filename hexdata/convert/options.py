@@ -20,7 +20,8 @@ class ConvertOptions(WorkerOptions):
     """Options of ``convert_sources``.
 
     Attributes:
-        workers: number of processes. Default None: one per core, as far as ``memory`` allows.
+        workers: number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
+            allows.
         memory: memory limit in bytes for all processes together. Default 1 GB.
         max_reject_rate: largest share of rejected records, and of the bytes of files rejected as a whole,
             from 0 to 1. Above it, nothing is published. Default 0.01.

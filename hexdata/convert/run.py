@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
+from math import inf
 from typing import Any, Final, TypeVar, cast
 
 import numpy as np
@@ -190,11 +191,20 @@ class ConvertRun:
             )
 
     def _run(
-        self, function: Callable[..., Result], tasks: list[tuple[Any, ...]]
+        self, function: Callable[..., Result], tasks: list[tuple[Any, ...]], work: float = inf
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks, one per source, and yield the index and the result of each."""
-        memory = self.options.WORKER_MEMORY + self.client_memory
-        return self.engine.run(function, tasks, workers=self.workers, memory=memory)
+        """Run tasks, one per source, and yield the index and the result of each.
+
+        Args:
+            function: function that a task calls.
+            tasks: arguments of each call.
+            work: approximate CPU seconds of all tasks together. Default: much.
+        """
+        machines, memory = self.engine.machines, self.options.WORKER_MEMORY + self.client_memory
+        workers = self.options.processes(
+            machines.cores, self.client_memory, inf if machines.separate else work
+        )
+        return self.engine.run(function, tasks, workers=workers, memory=memory)
 
     def _digest(self) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
         files = self.files
@@ -334,7 +344,8 @@ class ConvertRun:
             )
             for file in readable
         ]
-        for index, found in self._run(read_source, tasks):
+        work = sum(map(_reading_seconds, readable))
+        for index, found in self._run(read_source, tasks, work):
             if found.header_bytes > SMALL_HEADER:
                 found.header = SpooledHeader(Spool(self.work / readable[index].sha256))
             facts[readable[index].name] = found
@@ -661,8 +672,9 @@ class ConvertRun:
             else:
                 todo.append(source)
         tasks = [(self.store.path, s.spool, self._assignment(s), s.owns_games) for s in todo]
+        work = _WRITING_SECONDS * sum(source.facts.positions for source in todo)
         try:
-            for index, written in self._run(_publish_source, tasks):
+            for index, written in self._run(_publish_source, tasks, work):
                 source = todo[index]
                 _check_position_count(source, written)
                 parts = {name: facts.to_json() for name, facts in written.items()}
@@ -789,6 +801,15 @@ class ConvertRun:
         legacy = pc.starts_with(pc.field("format"), "legacy-")
         tables = [read_parquet(path, ["name"], other & legacy) for path in self.store.files("sources")]
         return [name for table in tables for name in table["name"].to_pylist() if name in names]
+
+
+_WRITING_SECONDS: Final = 1e-6
+"""CPU time to write a position into the store, approximately."""
+
+
+def _reading_seconds(file: SourceFile) -> float:
+    """Return the CPU time to read a source, approximately: texts have far more positions per byte."""
+    return file.new_bytes * (4e-8 if file.name.endswith(".pkl.gz") else 1e-6)
 
 
 _HINT: Final = (

@@ -67,7 +67,8 @@ class PicklesOptions(WorkerOptions):
     Attributes:
         order: "shuffled", the default, for one file per bucket of the shuffle, or "original" for one file
             per source.
-        workers: number of processes. Default None: one per core, as far as ``memory`` allows.
+        workers: number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
+            allows.
         memory: memory limit in bytes for all processes together. Default 1 GB.
         level: compression level of gzip, 1 to 9. Default 6.
 
@@ -406,6 +407,7 @@ class _PickleExport(ExportRun):
     """One run of ``export_pickles``."""
 
     ENTRY = FileFacts
+    SECONDS_PER_POSITION = 1e-4  # most of it for gzip
     PLAN = ("order", "level")
 
     options: PicklesOptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from math import inf
 from typing import Any, ClassVar, Final, Protocol
 
 from hexdata.engine import Engine
@@ -54,6 +55,8 @@ class ExportRun(ABC):
     """Options that determine the bytes of the export."""
     UNIT_PREFIX: ClassVar[str] = ""
     """Start of a file's name that its unit in the ledger leaves out."""
+    SECONDS_PER_POSITION: ClassVar[float]
+    """CPU time to write a position, approximately."""
 
     stage: str
     folder: str
@@ -191,9 +194,11 @@ class ExportRun(ABC):
         self.progress.advance(sum(files[name].positions for name in complete))
         self.begin(files, missing)
         extra = client_memory(self.store.path)
-        workers = self.options.processes(self.engine.machines.cores, extra)
+        machines = self.engine.machines
+        work = self.SECONDS_PER_POSITION * sum(files[name].positions for name in missing)
+        workers = self.options.processes(machines.cores, extra, inf if machines.separate else work)
         memory = self.options.WORKER_MEMORY + extra
-        count = files_per_task(len(missing), workers * self.engine.machines.count)
+        count = files_per_task(len(missing), workers * machines.count)
         groups = [missing[start : start + count] for start in range(0, len(missing), count)]
         tasks = (([(files[name], self.store.path / name) for name in group],) for group in groups)
         unsaved: list[str] = []

@@ -59,7 +59,8 @@ class ExportOptions(WorkerOptions):
         block_size: number of positions per block. Default 4,096.
         layout: "blocks", the default, for one block per sample of the tar file, or "samples" for one
             position per sample, which is larger and slower to read.
-        workers: number of processes. Default None: one per core, as far as ``memory`` allows.
+        workers: number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
+            allows.
         memory: memory limit in bytes for all processes together. Default 1 GB.
         free_buckets: whether to remove each bucket of the shuffle as soon as all shards with its rows are
             written, so that the disk never holds all buckets and all shards. Default False.
@@ -265,6 +266,7 @@ class _ShardExport(ExportRun):
 
     ENTRY = ShardEntry
     UNIT_PREFIX = "shards/"
+    SECONDS_PER_POSITION = 1e-6
     PLAN = ("shard_size", "block_size", "layout")
 
     stage = "export"
