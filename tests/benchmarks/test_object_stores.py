@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -55,6 +56,12 @@ def source(request: pytest.FixtureRequest) -> Path:
     return found
 
 
+def server_seconds() -> float:
+    """Return the CPU time of the child processes of this process: those of the server."""
+    times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
+    return sum(each.user + each.system for each in times)
+
+
 def put_store(local: Path, remote: RemotePath) -> None:
     """Put what a manifest names, and the manifest."""
     for path in (local / "manifest.json", *local.glob("*/part-*.parquet")):
@@ -79,15 +86,21 @@ def test_shuffle_on_s3(
     put_store(source, remote)
     local = Path(shutil.copytree(source, tmp_path / "store", ignore=shutil.ignore_patterns("shuffled")))
     here = watch("-c", SHUFFLE, local, memory)
+    before = server_seconds()
     there = benchmark.pedantic(watch, args=("-c", SHUFFLE, remote, memory), rounds=1)
+    server = server_seconds() - before
     folder = (remote / "shuffled").path
     found = {name[len(folder) :]: remote.fs.cat_file(name) for name in remote.fs.find(folder)}
     start = len(str(local / "shuffled"))
     assert digests(found) == digests({str(p)[start:]: p.read_bytes() for p in local.rglob("bucket-*")})
     ratio = here.seconds / there.seconds
     for name, done in (("disk", here), ("S3", there)):
-        report(f"{name}: {done.seconds:.1f} s at {done.peak / 1e6:,.0f} MB")
+        report(
+            f"{name}: {done.seconds:.1f} s, {done.processor_seconds:.1f} CPU s at {done.peak / 1e6:,.0f} MB"
+        )
+    own = here.processor_seconds / there.processor_seconds
     report(f"{ratio:.2f} x the rate, of {positions:,} positions, same bytes")
+    report(f"{own:.2f} x the positions per CPU second, without the {server:.1f} CPU s of the server")
     benchmark.extra_info.update(ratio=ratio, peak=there.peak, units=positions)
     assert there.peak < memory
     assert ratio >= LEAST_RATIO
