@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -159,3 +162,67 @@ def test_all_stages_run_with_the_branches_for_windows(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "another process is writing to this store" in done.stdout
+
+
+UNIX_MODULES = ("fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
+UNIX_NAMES = (
+    *("chown", "fork", "getegid", "geteuid", "getpgid", "getuid", "killpg", "mkfifo", "openpty", "pread"),
+    *("sched_getaffinity", "sched_setaffinity", "setsid", "sysconf", "uname"),
+    *(
+        "SIGALRM",
+        "SIGCONT",
+        "SIGHUP",
+        "SIGKILL",
+        "SIGQUIT",
+        "SIGSTOP",
+        "SIGUSR1",
+        "pthread_sigmask",
+        "setitimer",
+    ),
+)
+"""Names of ``os`` and ``signal`` that Windows lacks."""
+COLLECT = '''
+"""Collects test files as Windows would: without the modules and names that only Unix has."""
+import builtins, json, os, signal, sys, types
+import pytest
+
+modules, names, files = map(json.loads, sys.argv[1:])
+on_windows = {module.__name__: types.ModuleType(module.__name__) for module in (os, signal)}
+for module in (os, signal):
+    kept = {name: value for name, value in vars(module).items() if name not in names}
+    vars(on_windows[module.__name__]).update(kept)
+real_import = builtins.__import__
+
+def import_as_windows(name, globals=None, *rest, **options):
+    if (globals or {}).get("__name__", "").startswith(("tests", "_pytest.outcomes")):
+        if name in modules:
+            raise ModuleNotFoundError(name, name=name)
+        if name in on_windows:
+            return on_windows[name]
+    return real_import(name, globals, *rest, **options)
+
+builtins.__import__ = import_as_windows
+sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *files]))
+'''
+
+
+def test_windows_collects_the_tests(tmp_path: Path) -> None:
+    """If one file could not be imported, no test would run there."""
+    root = PACKAGE.parent
+    only_unix = re.compile(rf"\b({'|'.join([*UNIX_MODULES, *UNIX_NAMES])})\b")
+    files = [
+        path.relative_to(root)
+        for path in sorted((root / "tests").rglob("*.py"))
+        if not {"benchmarks", "fuzz", "conftest.py"} & {*path.parts}
+        and only_unix.search(path.read_text("utf-8"))
+    ]
+    assert len(files) > 20
+    arguments = [json.dumps(each) for each in (UNIX_MODULES, UNIX_NAMES, [*map(str, files)])]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", COLLECT, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+    )
+    assert done.returncode == 0, done.stdout[-3000:]

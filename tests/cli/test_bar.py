@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 def on_a_terminal(*arguments: str | Path) -> str:
     """Run hexdata with standard error on a terminal of 120 columns; return its output."""
+    pty = pytest.importorskip("pty")
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "24"}
     command = [sys.executable, "-m", "hexdata", *map(str, arguments)]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import json
 import os
-import pty
 import re
 import select
 import signal
 import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +126,7 @@ class OnATerminal:
     """``hexdata live`` as a process with standard error on a terminal of so many columns."""
 
     def __init__(self, columns: int, *arguments: object) -> None:
+        fcntl, pty, termios = (pytest.importorskip(name) for name in ("fcntl", "pty", "termios"))
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         command = [sys.executable, "-m", "hexdata", "live", *map(str, arguments)]

@@ -7,9 +7,7 @@ import csv
 import io
 import json
 import os
-import pty
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -183,6 +181,7 @@ def test_no_value_exceeds_the_memory(trmph_store: Path, query: str) -> None:
 
 
 def test_the_limit_of_memory_ends_with_the_command(ask: Ask, trmph_store: Path) -> None:
+    resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_DATA)
     assert ask(trmph_store, "SELECT 1")[0] == 0
     assert ask(trmph_store, "SELECT nothing")[0] == 2
@@ -285,6 +284,7 @@ def test_errors_and_interrupts_keep_the_prompt(capfd: pytest.CaptureFixture[str]
 def test_a_terminal_without_a_query_shows_the_prompt(trmph_store: Path, tmp_path: Path) -> None:
     """The history is kept between two sessions, with each query on one line."""
     pytest.importorskip("readline")
+    pty = pytest.importorskip("pty")
     history = tmp_path / "folder" / "history"
     environment = os.environ | {"HEXDATA_SQL_HISTORY": str(history), "TERM": "dumb"}
     for lines in (b"SELECT count(*) AS n\nFROM games;\n", b"FROM nothing;\nFROM shuffled;\n"):
@@ -313,6 +313,7 @@ def test_a_terminal_without_a_query_shows_the_prompt(trmph_store: Path, tmp_path
 
 
 def test_an_output_option_needs_a_query(trmph_store: Path) -> None:
+    pty = pytest.importorskip("pty")
     master, slave = pty.openpty()
     ran = subprocess.run(
         [*HEXDATA, str(trmph_store), "--csv"], stdin=slave, stdout=slave, stderr=subprocess.PIPE

@@ -440,9 +440,7 @@ def living_in(group: int) -> Iterator[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
-@pytest.mark.parametrize(
-    "kill", [os.killpg, os.kill] if FULL else [os.killpg], ids=lambda kill: kill.__name__
-)
+@pytest.mark.parametrize("kill", ["killpg", "kill"] if FULL else ["killpg"])
 def test_an_interrupt_ends_the_workers(shards, kill):
     command = [sys.executable, str(HERE / "train.py"), str(shards)]
     with subprocess.Popen(
@@ -453,7 +451,7 @@ def test_an_interrupt_ends_the_workers(shards, kill):
             workers = {int(pid) for pid in main.stdout.readline().split()}
             assert workers < set(living_in(main.pid))
             assert len(workers) == 2
-            kill(main.pid, signal.SIGINT)
+            getattr(os, kill)(main.pid, signal.SIGINT)
             _, errors = main.communicate(timeout=TIMEOUT)
             assert "KeyboardInterrupt" in errors
             assert main.returncode == -signal.SIGINT
@@ -465,14 +463,14 @@ def test_an_interrupt_ends_the_workers(shards, kill):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 @pytest.mark.parametrize(
-    ("form", "number"),
+    ("form", "name"),
     [
-        *((form, signal.SIGKILL) for form in ("dataset fork", "loader forkserver")),
-        *((form, signal.SIGKILL) for form in ("loader fork", "loader spawn") if FULL),
-        ("loader fork", signal.SIGTERM),
+        *((form, "SIGKILL") for form in ("dataset fork", "loader forkserver")),
+        *((form, "SIGKILL") for form in ("loader fork", "loader spawn") if FULL),
+        ("loader fork", "SIGTERM"),
     ],
 )
-def test_workers_end_with_a_killed_main_process(shards, form, number):
+def test_workers_end_with_a_killed_main_process(shards, form, name):
     """Their messages are larger than a pipe, and are not read any more."""
     command = [sys.executable, str(HERE / "train.py"), str(shards), *form.split()]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as main:
@@ -482,7 +480,8 @@ def test_workers_end_with_a_killed_main_process(shards, form, number):
             assert len(workers) == 2
             time.sleep(1)  # for the workers to fill the pipe
             assert workers < set(living_in(main.pid))
-            os.kill(main.pid, number)
+            number = signal.Signals[name]
+            main.send_signal(number)
             assert main.wait(TIMEOUT) == -number
             deadline = time.monotonic() + 60
             while (left := set(living_in(main.pid))) and time.monotonic() < deadline:

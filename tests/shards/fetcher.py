@@ -8,7 +8,6 @@ bytes or the error.
 from __future__ import annotations
 
 import hashlib
-import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +42,8 @@ class PausingSource(FolderSource):
 def main(cache: str, size: str, folder: str, name: str, length: str, sha256: str, *how: str) -> None:
     if "full" in how:
         sys.dont_write_bytecode = True  # truncated bytecode files would break later imports
+        import resource
+
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
     if "halt" not in how:
         print("begin", flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import resource
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,7 +170,10 @@ def limit_of(spare: int) -> int:
     return next(itertools.islice(free, spare, None))
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
 def test_too_many_shards_for_the_process_raise_a_budget_error(make_shards: MakeShards) -> None:
+    import resource
+
     folder = make_shards(train=160)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit_of(5), limits[1]))

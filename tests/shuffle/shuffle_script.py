@@ -8,7 +8,6 @@ maximum size in bytes of any file, and ``units``: the number of units after whic
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import sys
 from typing import Any
@@ -38,6 +37,8 @@ class PausingProgress(Silent):
 def main(store: str, settings: dict[str, Any]) -> None:
     layout.MAX_ROWS = settings.get("max_rows", layout.MAX_ROWS)  # type: ignore[misc]
     if size := settings.get("file_size"):
+        import resource
+
         sys.dont_write_bytecode = True  # truncated bytecode files would break later imports
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     progress = PausingProgress(settings["units"]) if "units" in settings else Silent()

@@ -7,7 +7,6 @@ tasks. An exception, or the death of a process, ends one task only; one in the p
 from __future__ import annotations
 
 import os
-import resource
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -129,6 +128,8 @@ def _work(group: Group, job: int, connection: Connection) -> None:
 
 def cpu_seconds() -> float:
     """Return the CPU time of this process and of its children that have ended."""
+    import resource
+
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 

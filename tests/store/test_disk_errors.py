@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import io
 import os
@@ -115,6 +114,7 @@ def test_every_failing_call_gives_one_message(
         if call == "fsync":
             patch.setattr(os, "fsync", Failing(os.fsync, number, code))
         elif call == "flock":
+            fcntl = pytest.importorskip("fcntl")
             patch.setattr(fcntl, "flock", Failing(fcntl.flock, 1, code))
         else:
             patch.setattr(HashingFile, "write", failing_write(failing, tmp_path))
