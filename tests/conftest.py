@@ -161,6 +161,7 @@ SLOW_FILES = frozenset(
         "pytorch/test_games_mode.py",
         "pytorch/test_loader.py",
         "pytorch/test_mixture.py",
+        "pytorch/test_snowflake.py",
         "pytorch/test_transform.py",
         "pytorch/test_unpack.py",
         "pytorch/test_webdataset.py",

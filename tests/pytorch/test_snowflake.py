@@ -1,0 +1,53 @@
+"""The lines of ``docs/howto/snowflake.md``: their batches are those that the trainer of Snowflake expects."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.test_documents import blocks_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "snowflake.md"
+
+
+@pytest.fixture
+def create_datasets(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The function of Snowflake with the body of the page."""
+    batches, body = (block.text for block in blocks_of(PAGE) if block.language == "python")
+    module = types.ModuleType("hex_ai.hexdata_batches")
+    exec(batches, vars(module))
+    monkeypatch.setitem(sys.modules, "hex_ai", types.ModuleType("hex_ai"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    names: dict[str, Any] = {}
+    lines = textwrap.indent(textwrap.dedent(body), "    ")
+    exec(f"def create_datasets(data_dirs, batch_size=256, random_seed=None):\n{lines}", names)
+    return names["create_datasets"]
+
+
+def test_the_batches_are_those_of_the_trainer(create_datasets: Any, trmph_store: Path) -> None:
+    train, val = create_datasets([str(trmph_store)], batch_size=100)
+    assert (train.batch_size, val.batch_size) == (100, 100)
+    assert not hasattr(train.dataset, "reset")
+    size = train.loader.loader.board_size
+    for batches in (train, val):
+        for _ in range(2):  # the trainer iterates again for each epoch
+            sizes = []
+            for board, policy, value in batches:
+                assert board.dtype == policy.dtype == value.dtype == torch.float32
+                assert board.shape == (len(value), 3, size, size)
+                assert policy.shape == (len(value), size * size)
+                assert value.shape == (len(value), 1)
+                sizes.append(len(value))
+            assert sum(sizes) == batches.loader.loader.positions
+    assert len(val.loader) >= 1
+
+
+def test_a_second_store_is_not_ignored(create_datasets: Any, trmph_store: Path) -> None:
+    with pytest.raises(ValueError, match="too many values"):
+        create_datasets([str(trmph_store), "other"])
