@@ -96,7 +96,7 @@ platform, sys.platform = sys.platform, "win32"
 import hexdata.system
 sys.platform = platform  # other libraries run on the real system
 hexdata.system.sys = types.SimpleNamespace(platform="win32")
-for module in pkgutil.walk_packages(hexdata.__path__, "hexdata."):
+for module in pkgutil.walk_packages(hexdata.__path__, "hexdata.", onerror=lambda _: None):  # without PyTorch
     needs_extra = ("hexdata.torch", "hexdata.webdataset", "hexdata.engine.ray", "hexdata.__main__")
     if not module.name.startswith(needs_extra):
         importlib.import_module(module.name)
