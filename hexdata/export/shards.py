@@ -342,7 +342,8 @@ class _ShardExport(ExportRun):
         if self._can_be_listed(size, block_size):
             return
         shards, blocks = self._shards_and_blocks(size, block_size)
-        while not self._can_be_listed(size, block_size):
+        block_size, size = max(block_size, ExportOptions.block_size), max(size, ExportOptions.shard_size)
+        while size % block_size or not self._can_be_listed(size, block_size):
             block_size *= 2
             size = block_size * max(-(-size // block_size), _BLOCKS_OF_A_SHARD)
         raise ConfigError(
