@@ -301,13 +301,17 @@ class _ShardExport(ExportRun):
         return {name: shard for name, shard in entries.items() if name not in damage}
 
     def require_inputs(self, plan: Mapping[str, Any], damage: Mapping[str, StoreError] | None) -> None:
-        """Check the buckets; if an interrupted run has begun to remove them, only those that are needed.
+        """Check the buckets and the size of the shard manifest.
 
         Raises:
             ConfigError: the shard manifest would be too large.
             StoreError: a bucket is damaged, or was removed.
         """
+        self._require_buckets(plan, damage)
         self._check_manifest_size()
+
+    def _require_buckets(self, plan: Mapping[str, Any], damage: Mapping[str, StoreError] | None) -> None:
+        """Check the buckets; if an interrupted run has begun to remove them, only those that are needed."""
         removed = self.store.manifest.removed_buckets
         if not removed:
             super().require_inputs(plan, damage)
