@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 import psutil
 
 from hexdata.errors import BudgetError, ConfigError
-from hexdata.system import data_limit
+from hexdata.system import data_limit, has_children
 
 __all__ = [
     "LEADER_MEMORY",
@@ -60,7 +60,8 @@ def resident_bytes() -> int:
     """Return the resident bytes of this process and its children; shared pages count in each."""
     this = psutil.Process()
     total = 0
-    for process in [this, *this.children(recursive=True)]:
+    children = this.children(recursive=True) if has_children() else []  # reads all processes of the machine
+    for process in [this, *children]:
         try:
             total += process.memory_info().rss
         except psutil.Error:  # the process ended between the two calls

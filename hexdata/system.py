@@ -25,6 +25,7 @@ __all__ = [
     "before_fork",
     "block_interrupts",
     "data_limit",
+    "has_children",
     "has_ended",
     "is_cached",
     "kill_group",
@@ -241,6 +242,18 @@ def has_ended(parent: int) -> bool:
         return not psutil.pid_exists(parent)
     else:
         return os.getppid() != parent
+
+
+def has_children() -> bool:
+    """Return whether this process has child processes; True also if the system cannot tell."""
+    if sys.platform == "win32" or not hasattr(os, "waitid"):
+        return True
+    else:
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # takes no exit status from others
+        except ChildProcessError:
+            return False
+        return True
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,8 +18,9 @@ from hexdata.engine.local import LocalEngine
 from hexdata.engine.protocol import Machines
 from hexdata.errors import BudgetError, ConfigError
 from hexdata.export import ExportOptions, PicklesOptions, export_shards
-from hexdata.pool import LEADER_MEMORY, default_workers
+from hexdata.pool import LEADER_MEMORY, default_workers, resident_bytes
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.system import has_children
 
 if TYPE_CHECKING:
     from tests.conftest import DemoTrmph
@@ -85,3 +88,44 @@ def test_the_limit_of_a_container_bounds_the_available_memory(
         (tmp_path / "memory.max").write_text(f"{limit}\n", encoding="ascii")
     (tmp_path / "memory.stat").write_text("anon 1001000\nfile 7000000\n", encoding="ascii")
     assert pool.available_memory() == (10**10 if expected is None else expected)
+
+
+SLEEP = "import time; print(flush=True); time.sleep(600)"
+GRANDCHILD = f"""
+import subprocess, sys
+with subprocess.Popen([sys.executable, "-c", {SLEEP!r}]) as child:
+    pass
+"""
+
+
+@pytest.mark.parametrize(("code", "processes"), [(SLEEP, 2), (GRANDCHILD, 3)])
+def test_resident_memory_includes_children_and_theirs(code: str, processes: int) -> None:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert has_children()
+        family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        assert len(family) >= processes
+        least = sum(process.memory_info().rss for process in family[1:])
+        assert resident_bytes() > least + 1_000_000 * len(family)
+        for process in (*psutil.Process(child.pid).children(), psutil.Process(child.pid)):
+            process.kill()
+
+
+def test_a_process_without_children_measures_itself() -> None:
+    code = """
+import os, subprocess, sys
+import psutil
+from hexdata.pool import resident_bytes
+from hexdata.system import has_children
+
+psutil.Process.children = None
+assert not has_children()
+assert 0.5 < resident_bytes() / psutil.Process().memory_info().rss < 2
+ended = subprocess.Popen([sys.executable, "-c", ""])
+os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+assert has_children(), "a child that has ended until its exit status is read"
+assert ended.wait() == 0
+assert not has_children()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
