@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hexdata.sql.views import create_catalog
+from hexdata.sql.views import catalog_statements, create_catalog
 from hexdata.storage import AnyPath, prefix_of
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_temporary_disk_full
@@ -57,7 +57,7 @@ def open_catalog(
         duckdb_session(**limits.session(opened.path)._asdict(), store=opened.path, own_instance=True) as con,
     ):
         _close_in(con, opened)
-        create_catalog(con, opened, quote(prefix_of(opened.path.resolve())))
+        create_catalog(con, opened, catalog_statements(opened, quote(prefix_of(opened.path.resolve()))))
         yield con
 
 

@@ -24,7 +24,7 @@ from hexdata.store.columns import ViewColumn, select_sql, view_columns
 from hexdata.store.integrity import BUCKETS_REMOVED, stage_command
 from hexdata.store.session import DuckDBPyConnection, quote
 
-__all__ = ["DAMAGED", "MACROS", "VIEWS", "create_catalog", "select_files"]
+__all__ = ["DAMAGED", "MACROS", "VIEWS", "catalog_statements", "create_catalog", "select_files"]
 
 VIEWS: Final = ("positions", "games", "sources", "rejected", "shuffled", "shards")
 MACROS: Final = (
@@ -53,16 +53,30 @@ _SEPARATOR: Final = "|"
 """Separator of file names in a query's text; no name in a manifest contains it."""
 
 
-def create_catalog(con: DuckDBPyConnection, store: Store, root: str) -> None:
-    """Create all views and macros. Views of stages that have not run are empty.
+def create_catalog(con: DuckDBPyConnection, store: Store, statements: Iterable[str]) -> None:
+    """Create all views and macros.
 
     Args:
         con: Session in which to create them.
         store: Store whose manifest lists the files.
-        root: SQL expression for the path of the store's folder with a final slash, or for an empty text.
+        statements: What ``catalog_statements`` returns for this store.
 
     Raises:
         StoreError: The manifest leads to more than one statement for a view.
+    """
+    for text in statements:
+        parsed = con.extract_statements(text)
+        if len(parsed) != 1:
+            raise StoreError("a file name in the manifest cannot be used in a view", path=store.path)
+        con.execute(parsed[0])
+
+
+def catalog_statements(store: Store, root: str) -> tuple[str, ...]:
+    """Return the statements that create all views and macros. Views of stages that have not run are empty.
+
+    Args:
+        store: Store whose manifest lists the files.
+        root: SQL expression for the path of the store's folder with a final slash, or for an empty text.
     """
     size = store.manifest.board_size
     positions, shuffled = (
@@ -74,10 +88,7 @@ def create_catalog(con: DuckDBPyConnection, store: Store, root: str) -> None:
         views[name] = _table(store, name, root)
     views["shuffled"] = _shuffled(store, shuffled, root)
     views["shards"] = _shards(store)
-    for statement in [*(f"CREATE VIEW {name} AS {query}" for name, query in views.items()), *_macros(size)]:
-        if len(con.extract_statements(statement)) != 1:
-            raise StoreError("a file name in the manifest cannot be used in a view", path=store.path)
-        con.execute(statement)
+    return (*(f"CREATE VIEW {name} AS {query}" for name, query in views.items()), *_macros(size))
 
 
 def select_files(store: Store, table: str, files: list[str]) -> str:

@@ -18,6 +18,7 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.export import ExportOptions, export_shards
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.sql import DATABASE_NAME, open_catalog, write_database
+from hexdata.sql import database as database_module
 from hexdata.sql.views import VIEWS
 from hexdata.store import Store
 from hexdata.verify import verify_store
@@ -121,9 +122,29 @@ def test_the_same_store_gives_the_same_bytes_in_any_folder(tmp_path: Path, store
     before = (store / DATABASE_NAME).read_bytes()
     copy = shutil.copytree(store, tmp_path / "copy")
     (copy / DATABASE_NAME).unlink()
+    database_module._contents.clear()
     write_database(Store.open(copy))
     assert (copy / DATABASE_NAME).read_bytes() == before
     assert str(tmp_path).encode() not in before
+
+
+def test_one_process_creates_the_latest_databases_once(
+    tmp_path: Path, store: Path, stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database_module, "_contents", contents := {})
+    monkeypatch.setattr(database_module, "_MAX_CONTENTS", 1)
+    opened, before = Store.open(store), (store / DATABASE_NAME).read_bytes()
+    write_database(opened)
+    with monkeypatch.context() as patch:
+        patch.setattr(database_module, "duckdb_session", lambda **_: pytest.fail("created again"))
+        (store / DATABASE_NAME).unlink()
+        write_database(opened)
+        assert (store / DATABASE_NAME).read_bytes() == before
+        (store / DATABASE_NAME).write_bytes(b"no database")
+        write_database(opened)
+        assert (store / DATABASE_NAME).read_bytes() == before
+    write_database(Store.open(shutil.copytree(stores["converted"], tmp_path / "converted")))
+    assert len(contents) == 1
 
 
 def test_an_unchanged_database_is_not_written_again(store: Path) -> None:
