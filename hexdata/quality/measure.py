@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from itertools import accumulate
 from typing import Any, Final
@@ -328,6 +329,7 @@ class _SplitMeasurement:
         return self._all(name, **named)[0]
 
 
+@cache
 def _text(name: str) -> str:
     """Return the text of ``queries/NAME.sql``."""
     return (resources.files("hexdata.quality") / "queries" / f"{name}.sql").read_text(encoding="utf-8")

@@ -92,10 +92,12 @@ def check_game_values(store: Store, options: VerifyOptions) -> str:
         ),
     }
     with duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con:
-        for name, (rule, expected) in rules.items():
-            found = con.sql(f"SELECT game_id, {name} FROM {games} WHERE {rule} LIMIT 1").fetchall()
-            if found:
-                raise _invalid_game(store, found[0], name, expected)
+        violated = ", ".join(f"bool_or({rule})" for rule, _ in rules.values())
+        any_violated = con.sql(f"SELECT {violated} FROM {games}").fetchall()[0]
+        for (name, (rule, expected)), is_violated in zip(rules.items(), any_violated, strict=True):
+            if is_violated:
+                query = f"SELECT game_id, {name} FROM {games} WHERE {rule} LIMIT 1"
+                raise _invalid_game(store, con.sql(query).fetchall()[0], name, expected)
         wrong = find_wrong_duplicate(store, con, options)
     if wrong is not None:
         expected = "the first game of the same game_hash, or null if it is this one"
