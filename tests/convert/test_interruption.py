@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from itertools import chain
 from pathlib import Path
 
@@ -197,6 +198,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_resumes(make, tmp_path):
     )
     while not list((tmp_path / "store").rglob("*raw.arrow*")):
         assert process.poll() is None, process.stderr.read()
+        time.sleep(0.01)
     workers = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
     _, stderr = process.communicate(timeout=300)

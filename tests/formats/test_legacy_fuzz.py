@@ -20,6 +20,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ _other_threads: set[int] = set()
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
-    """Raise for forbidden events while a file is read. An audit hook cannot be removed once it is added."""
+    """Raise for forbidden events while a file is read."""
     if not _guarded or threading.get_ident() in _other_threads:
         return
     if event.startswith(RUNS_CODE):
@@ -187,12 +188,16 @@ def _is_outside(path: object, folder: Path) -> bool:
     return isinstance(path, (str, Path)) and Path(path).is_absolute() and folder not in Path(path).parents
 
 
-sys.addaudithook(_audit)
+@cache
+def _add_audit_hook() -> None:
+    """Add it once, before its first use: it cannot be removed, and slows down all later tests."""
+    sys.addaudithook(_audit)
 
 
 @contextmanager
 def guarded(scratch: Path) -> Iterator[None]:
     """Forbid code execution, writing outside of ``scratch``, and hanging. ``scratch`` is the tempdir."""
+    _add_audit_hook()
 
     def on_alarm(number: int, frame: object) -> None:
         raise InvariantError(f"took more than {SECONDS} s")
