@@ -14,6 +14,7 @@ from hexdata.batch import FIELDS
 from hexdata.errors import ConfigError
 from hexdata.loader import Loader, combine_digests
 from hexdata.order import shuffle_indices
+from tests.pairs import FULL
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
@@ -79,14 +80,19 @@ def run_world(
 def test_ranks_and_workers_deliver_the_same_steps(
     shards: ShardFolder, options: dict[str, Any], remainder: Any, global_batch: int
 ) -> None:
-    """Every position once, and the same positions at each step, for 1 to 4 ranks with 1 to 3 workers."""
+    """Every position once, and the same positions at each step, for 1 to 4 ranks with 1 to 3 workers.
+
+    The plain run tries half of the worlds of exact mode with each case: the others without the shuffle.
+    """
     alone = run_world(shards, 1, batch_size=global_batch, remainder=remainder, **options)
     full, rest = divmod(134, global_batch)
     assert [len(step) for step in alone] == [global_batch] * full + [rest] * (remainder != "drop")
     ids = flat(alone)
     assert len(set(ids)) == len(ids)
     assert remainder == "drop" or sorted(ids) == list(range(134))
-    for world_size, workers in WORLDS[options["mode"]]:
+    is_half = options["mode"] == "exact" and not FULL
+    half = (global_batch // 12 + len(remainder) + options.get("shuffle", True)) % 2
+    for world_size, workers in WORLDS[options["mode"]][half::2] if is_half else WORLDS[options["mode"]]:
         batch_size = global_batch // world_size
         found = run_world(shards, world_size, workers, batch_size=batch_size, remainder=remainder, **options)
         assert found == alone
@@ -107,7 +113,11 @@ def test_any_batch_size_delivers_every_position_once(
 def test_resuming_after_each_batch_delivers_the_rest(
     shards: ShardFolder, options: dict[str, Any], remainder: Any
 ) -> None:
-    """With the same and with other numbers of ranks and workers."""
+    """With the same and with other numbers of ranks and workers.
+
+    The plain run resumes each batch in each world with one of the three remainders.
+    """
+    shift = ("short", "pad", "drop").index(remainder)
     options = {**options, "remainder": remainder}
     expected = run_world(shards, 1, epoch=1, batch_size=24, **options)
     for stop in range(len(expected)):
@@ -117,7 +127,9 @@ def test_resuming_after_each_batch_delivers_the_rest(
             pass
         state = json.loads(json.dumps(loader.state_dict()))
         assert (state["epoch"], state["batch"]) == (1, stop)
-        for world_size, workers in WORLDS[options["mode"]][::2]:
+        for number, (world_size, workers) in enumerate(WORLDS[options["mode"]][::2]):
+            if (number + stop + shift) % 3 and not FULL:
+                continue
             batch_size = 24 // world_size
             rest = run_world(shards, world_size, workers, state, batch_size=batch_size, **options)
             assert rest == expected[stop:]
