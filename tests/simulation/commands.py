@@ -26,6 +26,7 @@ from hexdata.pipeline import Config, ConvertSection, VerifySection, run_config
 from hexdata.quality import measure_quality
 from hexdata.retry import RetryPolicy
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.sql import database
 from hexdata.sql.database import write_database
 from hexdata.verify import check_round_trip, verify_store
 from hexdata.verify.store import _Verification
@@ -189,6 +190,11 @@ def points_announced(announce: Callable[[str], None]) -> Iterator[None]:
             end = announced(f"end of {package}", write_database)
             stack.enter_context(patch(f"{package}.write_database", end))
         yield
+
+
+def forget_databases() -> None:
+    """Let a fork create each ``hexdata.duckdb`` from scratch, as a new process does."""
+    database._contents.clear()
 
 
 @dataclass(frozen=True)

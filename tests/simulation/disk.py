@@ -57,7 +57,7 @@ import duckdb  # noqa: E402
 from hexdata.cards import CARDS  # noqa: E402
 from hexdata.errors import HexdataError  # noqa: E402
 from hexdata.sql.database import DATABASE_NAME  # noqa: E402
-from tests.simulation.commands import COMMANDS, points_announced, prepare  # noqa: E402
+from tests.simulation.commands import COMMANDS, forget_databases, points_announced, prepare  # noqa: E402
 from tests.simulation.replay import (  # noqa: E402
     CHANGES,
     CRASHES,
@@ -329,6 +329,7 @@ def _run_here(folder: Path, action: Callable[[], Any], plan: _Plan, requests: in
 
 def _set_up(folder: Path) -> None:
     """Prepare this process for a run in a folder, without output."""
+    forget_databases()
     os.chdir(folder)
     os.environ["TMPDIR"] = str(folder / "tmp")
     tempfile.tempdir = None

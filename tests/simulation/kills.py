@@ -184,6 +184,7 @@ class Kills:
             return child
         try:
             os.setpgid(0, 0)
+            commands.forget_databases()
             os.chdir(place)
             os.environ["TMPDIR"] = str(place / "tmp")
             tempfile.tempdir = None

@@ -60,6 +60,7 @@ from hexdata.sql.database import DATABASE_NAME  # noqa: E402
 from hexdata.verify import check_round_trip, verify_store  # noqa: E402
 from tests.kill_stage import kill_before_change  # noqa: E402
 from tests.legacy_pickles import example, save_pickle, top_level  # noqa: E402
+from tests.simulation.commands import forget_databases  # noqa: E402
 from tests.simulation.sharing import Group  # noqa: E402
 
 STORE: Final = Path("store")
@@ -331,6 +332,7 @@ def _interrupted(prepare: Callable[[], None], run: Callable[[], None], moment: i
         prepare()
         child = os.fork()
         if not child:
+            forget_databases()
             kill_before_change(moment)
             run()
             os._exit(1)
