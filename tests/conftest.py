@@ -28,7 +28,6 @@ from hexdata.board import pack_boards
 from hexdata.cards import CARDS
 from hexdata.cli import main
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.demo.games import make_games
 from hexdata.formats.trmph import write_trmph
 from hexdata.policy import SparsePolicies
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
@@ -36,6 +35,7 @@ from hexdata.sql import DATABASE_NAME
 from hexdata.storage import as_path, lock, retry
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
+from tests.demo_games import demo_games
 from tests.legacy_pickles import install_enums
 from tests.object_store import (
     NO_RCLONE,
@@ -355,7 +355,7 @@ def demo_trmph() -> DemoTrmph:
 
     def make(folder: Path, games: int, files: int, board_size: int = 7, seed: int = 1) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
-        made = list(make_games(games, seed, board_size))
+        made = demo_games(games, seed, board_size)
         paths = [folder / f"demo-{number:02d}.trmph" for number in range(files)]
         for number, path in enumerate(paths):
             write_trmph(path, made[number::files], board_size)

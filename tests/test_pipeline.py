@@ -14,7 +14,6 @@ import pytest
 from hexdata import pipeline
 from hexdata.convert import ConvertOptions
 from hexdata.demo import DemoOptions
-from hexdata.demo.games import make_games
 from hexdata.engine import EngineOptions
 from hexdata.errors import BudgetError, ConfigError, StoreError, VerifyError
 from hexdata.export import ExportOptions
@@ -23,6 +22,7 @@ from hexdata.loader.trial import LoadOptions
 from hexdata.pipeline import Config, demo_config, load_config, run_config
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions
+from tests.demo_games import demo_games
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -199,7 +199,7 @@ def test_line_ends_are_those_of_toml(tmp_path):
 def legacy(tmp_path):
     folder = tmp_path / "legacy"
     folder.mkdir()
-    write_trmph(folder / "a.trmph", make_games(40, seed=1, board_size=5), 5)
+    write_trmph(folder / "a.trmph", demo_games(40, seed=1, board_size=5), 5)
     return folder
 
 
@@ -307,7 +307,7 @@ def test_a_run_compares_the_sources_of_a_round_trip(tmp_path, legacy):
     config = Config(store=whole.store, convert=whole.convert, verify=section)
     assert run_config(config).stages[-1].stage == "verify"
     other = tmp_path / "other.trmph"
-    write_trmph(other, make_games(3, seed=2, board_size=5), 5)
+    write_trmph(other, demo_games(3, seed=2, board_size=5), 5)
     convert = pipeline.ConvertSection(inputs=[str(legacy), str(other)], workers=1)
     with pytest.raises(
         VerifyError, match=r"1 of 2 sources are not restored exactly; found .*/other\.trmph: the file"

@@ -15,9 +15,9 @@ import pytest
 
 from hexdata.board import Symmetry, format_moves, parse_moves, transform_moves
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.demo.games import make_games
 from hexdata.formats.trmph import write_trmph
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from tests.demo_games import demo_games
 
 HOSTILE = """<script>window.hurt = 1</script>"&'<img src=x onerror="window.hurt = 2"> ключ.trmph"""
 SIZE = 5
@@ -71,7 +71,7 @@ def browsed_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("browse")
     source = folder / "in"
     source.mkdir()
-    write_trmph(source / "a.trmph", make_games(40, 1, SIZE), SIZE)
+    write_trmph(source / "a.trmph", demo_games(40, 1, SIZE), SIZE)
     lines = (source / "a.trmph").read_text().splitlines()
     again = []
     for line in lines[:5]:

@@ -16,9 +16,9 @@ import typer
 
 import hexdata
 from hexdata.cli import app, main
-from hexdata.demo.games import make_games
 from hexdata.errors import StoreError
 from hexdata.formats.trmph import write_trmph
+from tests.demo_games import demo_games
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = sorted(typer.main.get_command(app).commands)
@@ -65,7 +65,7 @@ def one_core():
 def legacy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cli") / "legacy"
     folder.mkdir()
-    write_trmph(folder / "a.trmph", make_games(40, seed=1, board_size=5), 5)
+    write_trmph(folder / "a.trmph", demo_games(40, seed=1, board_size=5), 5)
     return folder
 
 

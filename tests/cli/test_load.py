@@ -16,18 +16,18 @@ import pytest
 
 from hexdata.cli import main
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.demo.games import make_games
 from hexdata.export import ExportOptions, export_shards
 from hexdata.formats.trmph import write_trmph
 from hexdata.loader import Loader
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from tests.demo_games import demo_games
 from tests.legacy_pickles import example, save_pickle, top_level
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("load")
-    write_trmph(folder / "a.trmph", make_games(40, seed=1, board_size=5), 5)
+    write_trmph(folder / "a.trmph", demo_games(40, seed=1, board_size=5), 5)
     convert_sources([folder / "a.trmph"], folder / "store", ConvertOptions(workers=1))
     shuffle_store(folder / "store", ShuffleOptions(threads=1))
     export_shards(folder / "store", ExportOptions(workers=1))
@@ -80,7 +80,7 @@ def test_the_output_describes_the_epoch(
 def test_the_output_of_games_mode_counts_the_packed_positions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_trmph(tmp_path / "a.trmph", make_games(40, seed=1, board_size=5), 5)
+    write_trmph(tmp_path / "a.trmph", demo_games(40, seed=1, board_size=5), 5)
     save_pickle(tmp_path / "b.pkl.gz", top_level([example(0, ply, 10) for ply in range(3, 10)]))
     inputs = [tmp_path / "a.trmph", tmp_path / "b.pkl.gz"]
     convert_sources(inputs, tmp_path / "store", ConvertOptions(workers=1, val=0, test=0))
@@ -132,7 +132,7 @@ def test_the_demo_prints_lines_that_train_from_its_games(
 def test_a_warning_is_a_note(store: Path, tmp_path: Path) -> None:
     """Run in a separate process, because pytest turns warnings into errors."""
     grown = shutil.copytree(store, tmp_path / "store")
-    write_trmph(tmp_path / "b.trmph", make_games(2, seed=2, board_size=5), 5)
+    write_trmph(tmp_path / "b.trmph", demo_games(2, seed=2, board_size=5), 5)
     convert_sources([tmp_path / "b.trmph"], grown, ConvertOptions(workers=1))
     command = [sys.executable, "-m", "hexdata", "load", str(grown)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)

@@ -16,10 +16,11 @@ import pytest
 
 from hexdata.board import BLUE, replay, unpack_boards
 from hexdata.convert import ConvertOptions, ConvertResult, convert_sources
-from hexdata.demo.games import DemoGame, make_games
+from hexdata.demo.games import DemoGame
 from hexdata.progress import SILENT, Progress
 from hexdata.store import Store
 from tests.conftest import DERIVED
+from tests.demo_games import demo_games
 from tests.legacy_pickles import Player, Winner, save_pickle
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -40,7 +41,7 @@ class Make:
 
     def games(self, count: int, seed: int = 1, start: int = 0) -> list[DemoGame]:
         """Return legal games, played until a player wins."""
-        return list(make_games(count, seed, self.n, start))
+        return demo_games(count, seed, self.n, start)
 
     def game(
         self,

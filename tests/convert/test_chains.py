@@ -16,12 +16,13 @@ from hexdata.board import replay_packed
 from hexdata.convert import chains
 from hexdata.convert.chains import resolve_chains
 from hexdata.convert.spool import Spool, write_arrow
-from hexdata.demo.games import DemoGame, make_games
+from hexdata.demo.games import DemoGame
 from hexdata.formats.legacy import LegacyReader
 from hexdata.formats.legacy.writer import write_legacy
 from hexdata.games.evidence import findings_schema
 from hexdata.games.find import GAMES
 from hexdata.order import derive_key, sort_key
+from tests.demo_games import demo_games
 from tests.pairs import FULL
 
 MEMORY = 500_000_000
@@ -296,7 +297,7 @@ def test_a_chain_joined_by_a_hash_collision_is_not_a_game(tmp_path, monkeypatch,
 
 
 def test_the_result_depends_only_on_the_order_of_positions(tmp_path, monkeypatch):
-    games = [*make_games(30, seed=4, board_size=5), *make_games(10, seed=4, board_size=5)]
+    games = [*demo_games(30, seed=4, board_size=5), *demo_games(10, seed=4, board_size=5)]
     table = positions(games, 5)
     one = Collection(tmp_path / "one", table, 5)
     found = one.resolve()
@@ -332,7 +333,7 @@ def write_shuffled(folder, table: pa.Table, n: int, files: int, dialect: str = "
 
 @pytest.mark.parametrize("dialect", ["dicts-player", "tuples"])
 def test_the_games_of_the_demo_are_found_without_ids(tmp_path, convert, dialect):
-    games = list(make_games(80 if FULL else 30, seed=7))
+    games = demo_games(80 if FULL else 30, seed=7)
     table = positions(games, 13)
     if dialect == "tuples":  # in tuples, 1.0 means that blue won
         values = pc.subtract(1.0, table["value"])
@@ -348,7 +349,7 @@ def test_the_games_of_the_demo_are_found_without_ids(tmp_path, convert, dialect)
 
 
 def test_ids_are_used_first_and_boards_for_the_rest(tmp_path, convert):
-    games = list(make_games(40, seed=3, board_size=7))
+    games = demo_games(40, seed=3, board_size=7)
     table = positions(games, 7)
     numbers = np.repeat(np.arange(len(games)), [len(g.moves) + 1 for g in games])
     for name in ("file_idx", "line_idx"):
@@ -362,7 +363,7 @@ def test_ids_are_used_first_and_boards_for_the_rest(tmp_path, convert):
 
 
 def test_shuffles_without_ids_are_searched_together(tmp_path, convert):
-    table = positions(list(make_games(20, seed=3, board_size=5)), 5)
+    table = positions(demo_games(20, seed=3, board_size=5), 5)
     half = len(table) // 2
     folders = [
         write_shuffled(tmp_path / "in" / name, part, 5, files=1)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from hexdata.board import BLUE, RED, replay
-from hexdata.demo.games import DemoGame, make_games
+from hexdata.demo.games import DemoGame
 from hexdata.formats.trmph import write_trmph
+from tests.demo_games import demo_games
 
 N = 5
 Example = dict[str, Any]
@@ -51,7 +52,7 @@ def write_pickle(path: Path, content: Iterable[Any], **header: Any) -> Path:
 
 
 def games(count: int, seed: int = 1) -> list[DemoGame]:
-    return list(make_games(count, seed, N))
+    return demo_games(count, seed, N)
 
 
 def by_id(played: Iterable[DemoGame]) -> list[list[Example]]:

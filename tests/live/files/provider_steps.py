@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from hexdata.demo.games import make_games
 from hexdata.live.chunk import Chunk, FoundFile
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from hexdata.live.files.provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from hexdata.live.stage import Stage
+from tests.demo_games import demo_games
 from tests.live.number_stages import TIMEOUT
 
 
@@ -90,7 +90,7 @@ class Steps:
 
 def text_of(count: int, *, end: str = "\n", seed: int = 1) -> bytes:
     """Return TRMPH lines of games on a board of size 5, with a comment and an invalid line."""
-    games = make_games(count, seed, 5)
+    games = demo_games(count, seed, 5)
     lines = []
     for number, game in enumerate(games):
         moves = "".join(f"{'abcde'[cell % 5]}{cell // 5 + 1}" for cell in game.moves.tolist())
