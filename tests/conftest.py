@@ -280,12 +280,16 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without the garbage collector, and exempt the tests and modules from it afterwards."""
+    """Collect tests without the garbage collector, and exempt the tests and modules from it afterwards.
+
+    It then runs less often than by default, because it would look at all objects every few tests.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(2_000, 20, 50)
         gc.enable()
 
 
