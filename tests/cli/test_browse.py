@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.test_cli import hexdata_run
 
-BROWSE = [sys.executable, "-c", "from hexdata.cli import main; main()", "browse"]
+BROWSE = [sys.executable, "-m", "hexdata", "browse"]
 
 
 def test_the_page_is_served_until_ctrl_c(trmph_store: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hexdata.sql import named_queries
 from tests.cli.terminal import run_on_terminal
 
 Ask = Callable[..., tuple[int, str, str]]
-HEXDATA = (sys.executable, "-c", "from hexdata.cli import main; main()", "sql")
+HEXDATA = (sys.executable, "-m", "hexdata", "sql")
 
 
 @pytest.fixture
@@ -166,8 +166,8 @@ def test_a_reader_may_leave(trmph_store: Path) -> None:
 def test_no_value_exceeds_the_memory(trmph_store: Path, query: str) -> None:
     """These once took 6 to 16 GB under a limit of 600 MB."""
     code = (
-        "import re, sys\nfrom pathlib import Path\nfrom hexdata.cli import main\n"
-        "try:\n    main()\n"
+        "import re, sys\nfrom pathlib import Path\nfrom hexdata.__main__ import run\n"
+        "try:\n    run()\n"
         "finally:\n"
         "    status = Path('/proc/self/status').read_text()\n"  # ru_maxrss counts the process that forked
         "    sys.stderr.write('peak ' + re.search(r'VmHWM:\\s+(\\d+)', status)[1])"
