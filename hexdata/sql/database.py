@@ -35,6 +35,8 @@ _STORAGE: Final = "v1.2.0"
 """Storage version of the oldest DuckDB release that can read the file."""
 _MEMORY: Final = 64 << 20
 _MAX_CONTENTS: Final = 16
+_MAX_STATEMENTS: Final = 1 << 18
+"""Maximum number of characters of the statements of a file whose content is kept."""
 _contents: Final[dict[tuple[str, ...], bytes]] = {}
 """Contents of the latest files, 0.3 MB each, by their statements: DuckDB takes 25 ms to make one."""
 
@@ -65,7 +67,9 @@ def _write(store: Store, published: Path) -> None:
     statements = catalog_statements(store, _ROOT)
     content = _contents.get(statements)
     if content is None:
-        content = _contents[statements] = _create(store, statements)
+        content = _create(store, statements)
+        if sum(map(len, statements)) <= _MAX_STATEMENTS:
+            _contents[statements] = content
         if len(_contents) > _MAX_CONTENTS:
             _contents.pop(next(iter(_contents)), None)
     if not published.is_file() or published.read_bytes() != content:
