@@ -119,6 +119,8 @@ class ConvertRun:
         self.client_memory = client_memory(store.path, *(file.path for file in self.files))
         self.workers = self.options.processes(engine.machines.cores, self.client_memory)
         self.work = store.work / "convert"
+        self.seconds = inf
+        """CPU time of all tasks that read and write sources, approximately."""
 
     @staticmethod
     def _check_splits(store: Store, options: ConvertOptions) -> ConvertOptions:
@@ -191,19 +193,12 @@ class ConvertRun:
             )
 
     def _run(
-        self, function: Callable[..., Result], tasks: list[tuple[Any, ...]], work: float = inf
+        self, function: Callable[..., Result], tasks: list[tuple[Any, ...]]
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks, one per source, and yield the index and the result of each.
-
-        Args:
-            function: function that a task calls.
-            tasks: arguments of each call.
-            work: approximate CPU seconds of all tasks together. Default: much.
-        """
+        """Run tasks, one per source, and yield the index and the result of each."""
         machines, memory = self.engine.machines, self.options.WORKER_MEMORY + self.client_memory
-        workers = self.options.processes(
-            machines.cores, self.client_memory, inf if machines.separate else work
-        )
+        work = inf if machines.separate else self.seconds
+        workers = self.options.processes(machines.cores, self.client_memory, work)
         return self.engine.run(function, tasks, workers=workers, memory=memory)
 
     def _digest(self) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
@@ -272,6 +267,7 @@ class ConvertRun:
             ConfigError: the store would have no positions, since the first file has more.
         """
         self.progress.begin("read", sum(file.new_bytes for file in files), "bytes")
+        self.seconds = sum(map(_seconds_of, files))
         most = self.options.max_positions
         if most is None:
             facts = self._read_files(files)
@@ -344,8 +340,7 @@ class ConvertRun:
             )
             for file in readable
         ]
-        work = sum(map(_reading_seconds, readable))
-        for index, found in self._run(read_source, tasks, work):
+        for index, found in self._run(read_source, tasks):
             if found.header_bytes > SMALL_HEADER:
                 found.header = SpooledHeader(Spool(self.work / readable[index].sha256))
             facts[readable[index].name] = found
@@ -672,9 +667,8 @@ class ConvertRun:
             else:
                 todo.append(source)
         tasks = [(self.store.path, s.spool, self._assignment(s), s.owns_games) for s in todo]
-        work = _WRITING_SECONDS * sum(source.facts.positions for source in todo)
         try:
-            for index, written in self._run(_publish_source, tasks, work):
+            for index, written in self._run(_publish_source, tasks):
                 source = todo[index]
                 _check_position_count(source, written)
                 parts = {name: facts.to_json() for name, facts in written.items()}
@@ -803,13 +797,9 @@ class ConvertRun:
         return [name for table in tables for name in table["name"].to_pylist() if name in names]
 
 
-_WRITING_SECONDS: Final = 1e-6
-"""CPU time to write a position into the store, approximately."""
-
-
-def _reading_seconds(file: SourceFile) -> float:
-    """Return the CPU time to read a source, approximately: texts have far more positions per byte."""
-    return file.new_bytes * (4e-8 if file.name.endswith(".pkl.gz") else 1e-6)
+def _seconds_of(file: SourceFile) -> float:
+    """Return the CPU time to convert a source, approximately: texts have far more positions per byte."""
+    return file.new_bytes * (1.5e-7 if file.name.endswith(".pkl.gz") else 1e-6)
 
 
 _HINT: Final = (

@@ -407,7 +407,7 @@ class _PickleExport(ExportRun):
     """One run of ``export_pickles``."""
 
     ENTRY = FileFacts
-    SECONDS_PER_POSITION = 1e-4  # most of it for gzip
+    seconds_per_position = 1e-4  # most of it for gzip
     PLAN = ("order", "level")
 
     options: PicklesOptions

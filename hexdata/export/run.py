@@ -55,8 +55,6 @@ class ExportRun(ABC):
     """Options that determine the bytes of the export."""
     UNIT_PREFIX: ClassVar[str] = ""
     """Start of a file's name that its unit in the ledger leaves out."""
-    SECONDS_PER_POSITION: ClassVar[float]
-    """CPU time to write a position, approximately."""
 
     stage: str
     folder: str
@@ -69,6 +67,16 @@ class ExportRun(ABC):
         self.engine = engine
         self.intact: set[str] = set()
         """Names of files that this run has found undamaged."""
+
+    @property
+    @abstractmethod
+    def seconds_per_position(self) -> float:
+        """CPU time to write a position, approximately."""
+
+    @property
+    def policy_memory(self) -> int:
+        """Bytes that a process needs for policies, besides ``WORKER_MEMORY``."""
+        return 0
 
     @abstractmethod
     def list_files(self) -> Mapping[str, ExportFile]:
@@ -141,6 +149,7 @@ class ExportRun(ABC):
                 storage_of(self._work).remove_tree()
                 return 0, True
         self.require_inputs(plan, damage)
+        self.options.processes(self.engine.machines.cores, self._extra_memory)
         ledger = self.ledger(plan)
         if not len(ledger):
             if damage is None:
@@ -161,6 +170,11 @@ class ExportRun(ABC):
     @property
     def _work(self) -> AnyPath:
         return self.store.work / self.stage
+
+    @property
+    def _extra_memory(self) -> int:
+        """Bytes that each process needs besides ``WORKER_MEMORY``."""
+        return client_memory(self.store.path) + self.policy_memory
 
     def _unit(self, name: str) -> str:
         return name.removeprefix(self.UNIT_PREFIX)
@@ -193,9 +207,9 @@ class ExportRun(ABC):
         self.store.keep_only(self.folder, complete)
         self.progress.advance(sum(files[name].positions for name in complete))
         self.begin(files, missing)
-        extra = client_memory(self.store.path)
+        extra = self._extra_memory
         machines = self.engine.machines
-        work = self.SECONDS_PER_POSITION * sum(files[name].positions for name in missing)
+        work = self.seconds_per_position * sum(files[name].positions for name in missing)
         workers = self.options.processes(machines.cores, extra, inf if machines.separate else work)
         memory = self.options.WORKER_MEMORY + extra
         count = files_per_task(len(missing), workers * machines.count)

@@ -26,7 +26,15 @@ from hexdata.schema import SPLITS, positions_schema
 from hexdata.shards.block_check import find_bad_row
 from hexdata.shards.blocks import Block, block_fields, columns_to_block
 from hexdata.shards.format import ShardWriter, block_samples
-from hexdata.shards.manifest import LAYOUTS, MANIFEST_NAME, FieldSpec, ShardEntry, ShardManifest, max_offsets
+from hexdata.shards.manifest import (
+    LAYOUTS,
+    MANIFEST_NAME,
+    MAX_SIZE_OF_SHARDS,
+    FieldSpec,
+    ShardEntry,
+    ShardManifest,
+    max_offsets,
+)
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
@@ -34,7 +42,7 @@ from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.files import FileFacts, write_bytes
 from hexdata.store.integrity import find_damage, rebuild_command, removed_buckets_error
 from hexdata.store.journal import journaled
-from hexdata.store.parquet import ParquetFiles, ParquetRows, read_rows, regroup
+from hexdata.store.parquet import ROW_GROUP_ROWS, ParquetFiles, ParquetRows, open_parquet, read_rows, regroup
 from hexdata.store.session import duckdb_session, read_parquet_sql
 from hexdata.strict_json import MAX_JSON_BYTES, MAX_JSON_VALUES
 
@@ -81,6 +89,12 @@ class ExportOptions(WorkerOptions):
         check_fields(self, {"workers": 1, "memory": 0})
         super().__post_init__()
         check_fields(self, {"shard_size": 1, "block_size": 1})
+        if max(self.shard_size, self.block_size) > MAX_SIZE_OF_SHARDS:
+            raise ConfigError(
+                "shard_size and block_size are too large",
+                found=f"{self.shard_size} and {self.block_size}",
+                expected=f"at most {MAX_SIZE_OF_SHARDS}",
+            )
         if self.shard_size % self.block_size:
             raise ConfigError(
                 "shard_size must be a multiple of block_size",
@@ -254,6 +268,16 @@ def export_shards(
         return result
 
 
+def _policy_cells(metadata: Any) -> float:
+    """Return the mean number of cells of a policy, from the metadata of a Parquet file."""
+    cells = 0
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        columns = [group.column(index) for index in range(group.num_columns)]
+        cells += max(int(each.num_values) for each in columns if each.path_in_schema.startswith("policy."))
+    return cells / max(int(metadata.num_rows), 1)
+
+
 def _remove_file(path: AnyPath) -> bool:
     """Remove a file; return whether it existed."""
     exists = storage_of(path).exists()
@@ -266,7 +290,6 @@ class _ShardExport(ExportRun):
 
     ENTRY = ShardEntry
     UNIT_PREFIX = "shards/"
-    SECONDS_PER_POSITION = 1e-6
     PLAN = ("shard_size", "block_size", "layout")
 
     stage = "export"
@@ -292,6 +315,38 @@ class _ShardExport(ExportRun):
         self._unread: Counter[str] = Counter()
         """Number of shards that are not yet recorded, for each bucket that they contain rows of."""
         self._files: Mapping[str, ExportFile] = {}
+
+    @property
+    def seconds_per_position(self) -> float:
+        members = 1 if self.options.layout == "samples" else 1 / self.options.block_size
+        return 1e-6 + 1e-4 * members
+
+    @property
+    def policy_memory(self) -> int:
+        """Bytes that a process needs for policies that are not one-hot.
+
+        They exist several times, in the row groups that are read and in the block that is written.
+        """
+        positions = sum(self._rows.values())
+        if not sum(self._policies.values()):
+            return 0
+        block = min(self.options.block_size, max(self._rows.values()))
+        return int(6 * self._cells_per_position * (5 * min(ROW_GROUP_ROWS, positions) + 6 * block))
+
+    @cached_property
+    def _cells_per_position(self) -> float:
+        """Mean number of cells with a probability per position, as in the first bucket of each split."""
+        found: list[float] = []
+        for (path, _), *_ in self.buckets.values():
+            if storage_of(path).exists():
+                with open_parquet(path) as file:
+                    found.append(_policy_cells(file.metadata))
+        return max(found, default=self.board_size**2)  # without buckets: as many as possible
+
+    @property
+    def _rows(self) -> dict[str, int]:
+        """Number of positions of each split."""
+        return {split: sum(rows for _, rows in listed) for split, listed in self.buckets.items()}
 
     def intact_entries(self, damage: Mapping[str, StoreError]) -> dict[str, ShardEntry]:
         if f"shards/{MANIFEST_NAME}" in damage:
@@ -346,14 +401,15 @@ class _ShardExport(ExportRun):
         if self._can_be_listed(size, block_size):
             return
         shards, blocks = self._shards_and_blocks(size, block_size)
-        block_size, size = max(block_size, ExportOptions.block_size), max(size, ExportOptions.shard_size)
-        while size % block_size or not self._can_be_listed(size, block_size):
+        offsets = f" with {blocks:,} blocks of {len(self._fields)} fields" if self._has_offsets else ""
+        block_size, size = ExportOptions.block_size, ExportOptions.shard_size
+        while not self._can_be_listed(size, block_size):
             block_size *= 2
             size = block_size * max(-(-size // block_size), _BLOCKS_OF_A_SHARD)
         raise ConfigError(
             "the manifest of the shards would be too large to be read",
             path=self.store.path,
-            found=f"{shards:,} shards with {blocks:,} blocks of {len(self._fields)} fields",
+            found=f"{shards:,} shards{offsets}",
             expected=f"at most {MAX_JSON_BYTES >> 20} MiB and {MAX_JSON_VALUES:,} values",
             hint=f"Use larger blocks and shards, such as --block-size {block_size} --shard-size {size}.",
         )
@@ -361,14 +417,19 @@ class _ShardExport(ExportRun):
     def _can_be_listed(self, shard_size: int, block_size: int) -> bool:
         """Return whether the manifest of shards of these sizes can be read."""
         shards, blocks = self._shards_and_blocks(shard_size, block_size)
-        fields = self._fields if self.options.layout == "blocks" else {}  # samples have no offsets
+        fields = self._fields if self._has_offsets else {}
         row_bytes = sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in fields.values())
         shard_bytes = shard_size * row_bytes + _MEMBER_BYTES * len(fields) * (shard_size // block_size)
         return blocks * len(fields) <= max_offsets(shards, shard_bytes, fields)
 
+    @property
+    def _has_offsets(self) -> bool:
+        """Whether the manifest has the offsets of the fields in each block; samples have none."""
+        return self.options.layout == "blocks"
+
     def _shards_and_blocks(self, shard_size: int, block_size: int) -> tuple[int, int]:
         """Return the numbers of shards and of blocks."""
-        rows = [sum(rows for _, rows in listed) for listed in self.buckets.values()]
+        rows = self._rows.values()
         return sum(-(-each // shard_size) for each in rows), sum(-(-each // block_size) for each in rows)
 
     def begin(self, files: Mapping[str, ExportFile], missing: Sequence[str]) -> None:

@@ -38,6 +38,7 @@ __all__ = [
     "LAYOUTS",
     "MANIFEST_NAME",
     "MANIFEST_VERSION",
+    "MAX_SIZE_OF_SHARDS",
     "REPAIR_HINT",
     "FieldSpec",
     "ShardEntry",
@@ -61,7 +62,9 @@ READABLE_VERSIONS: Final = (1, SCHEMA_VERSION)
 _FieldName = Annotated[
     str, Matching(r"^(?:[a-z][a-z0-9_]{0,31}|extra\.[A-Za-z_][A-Za-z0-9_]{0,62})$", "the name of a field")
 ]
-_Size = Annotated[int, Within(1, 1 << 40)]
+MAX_SIZE_OF_SHARDS: Final = 1 << 40
+"""Maximum number of positions of a block and of a shard."""
+_Size = Annotated[int, Within(1, MAX_SIZE_OF_SHARDS)]
 
 
 class FieldSpec(NamedTuple):
@@ -258,15 +261,15 @@ def max_offsets(shards: int, shard_bytes: int, fields: Collection[str]) -> int:
     """
     entry_bytes = _ENTRY_BYTES + sum(len(name) + len('"":[],') for name in fields)
     by_bytes = (MAX_JSON_BYTES - _HEADER_BYTES - shards * entry_bytes) // len(f"{shard_bytes},")
-    by_values = MAX_JSON_VALUES - _HEADER_VALUES - shards * (_ENTRY_VALUES + len(fields))
+    by_values = MAX_JSON_VALUES - _HEADER_VALUES - shards * (_ENTRY_VALUES + 2 * len(fields))
     return min(by_bytes, by_values)
 
 
 _HEADER_BYTES: Final = 1 << 14
 _HEADER_VALUES: Final = 1 << 9
 """Maximum size and number of values of a manifest without the entries of its shards."""
-_ENTRY_BYTES: Final = 512
-_ENTRY_VALUES: Final = 16
+_ENTRY_BYTES: Final = 256
+_ENTRY_VALUES: Final = 9
 """The same of the entry of a shard without its offsets and the names of its fields."""
 
 

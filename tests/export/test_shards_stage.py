@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.board import unpack_boards
-from hexdata.errors import ConfigError, StoreError, StoreLockedError
+from hexdata.errors import BudgetError, ConfigError, StoreError, StoreLockedError
 from hexdata.export import ExportOptions, export_shards, run
 from hexdata.progress import Silent
 from hexdata.shards import manifest as shard_manifest
@@ -100,7 +100,7 @@ def test_a_manifest_that_no_reader_accepts_is_refused_before_anything_is_written
 
     export_shards(store, options(2, 1))
     before, needed = store_bytes(store), size()
-    monkeypatch.setattr(shard_manifest, limit, needed)  # less than is certainly enough
+    monkeypatch.setattr(shard_manifest, limit, needed // 2)
     with pytest.raises(ConfigError, match="manifest of the shards would be too large"):
         export_shards(store, options(3, 1))
     assert store_bytes(store) == before
@@ -114,6 +114,29 @@ def test_a_manifest_that_no_reader_accepts_is_refused_before_anything_is_written
     export_shards(store, options(shard_size, block_size))
     assert size() <= small < needed
     verify_store(store).require()
+
+
+def test_too_little_memory_for_the_policies_is_refused_before_anything_is_removed(
+    store: Path, trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
+) -> None:
+    export_shards(store, ExportOptions(**SIZES, workers=1))
+    before = store_bytes(store)
+    least = ExportOptions.WORKER_MEMORY
+    with pytest.raises(BudgetError, match="too little memory for 1 worker"):
+        export_shards(store, ExportOptions(memory=least + 1000))
+    assert store_bytes(store) == before
+    export_shards(store, ExportOptions(memory=least + (1 << 20)))
+    without_policies = copy_store(trmph_store, "without policies")
+    shuffle_store(without_policies)
+    export_shards(without_policies, ExportOptions(memory=least))
+
+
+def test_sizes_that_no_reader_accepts_are_refused() -> None:
+    largest = shard_manifest.MAX_SIZE_OF_SHARDS
+    assert ExportOptions(shard_size=largest, block_size=largest).block_size == largest
+    for block_size in (largest + 1, 1):
+        with pytest.raises(ConfigError, match="too large"):
+            ExportOptions(shard_size=largest + 1, block_size=block_size)
 
 
 def test_samples_hold_one_position_each(store: Path) -> None:
