@@ -34,7 +34,8 @@ class Page:
         address = f"{self.address}{path}?{urllib.parse.urlencode(facts)}"
         for _ in range(1_000):
             try:
-                with urllib.request.urlopen(urllib.request.Request(address, headers=headers or {})) as answer:
+                request = urllib.request.Request(address, headers=headers or {})
+                with urllib.request.urlopen(request, timeout=60) as answer:
                     return answer.status, answer.headers, answer.read()
             except urllib.error.HTTPError as error:
                 with error:
