@@ -149,6 +149,7 @@ class ExportRun(ABC):
                 storage_of(self._work).remove_tree()
                 return 0, True
         self.require_inputs(plan, damage)
+        # Too little memory is an error before files of an earlier export are removed.
         self.options.processes(self.engine.machines.cores, self._extra_memory)
         ledger = self.ledger(plan)
         if not len(ledger):
