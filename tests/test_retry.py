@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from hexdata import retry
 from hexdata.errors import ConfigError
 from hexdata.retry import RetryPolicy, attempts_of, with_attempts
 
 
 class Clock:
-    """Replaces the clock of the process; waiting sets it forward."""
+    """Replaces the clock that policies read; waiting sets it forward."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
