@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -27,8 +26,6 @@ __all__ = [
 LEADER_MEMORY: Final = 128 << 20
 """Memory in bytes of a process while its workers do the work."""
 
-_LITTLE_WORK: Final = 2.0
-"""CPU seconds of work for which it takes longer to start two workers, each for a second, than to do it."""
 _STACK: Final = 8 << 20
 """Bytes that the system counts for the stack of a thread, whether used or not."""
 _OTHER_THREADS: Final = 4
@@ -133,18 +130,16 @@ class WorkerOptions:
                 hint="Raise --memory, or lower --workers.",
             )
 
-    def processes(self, cores: int, extra: int = 0, work: float = inf) -> int:
-        """Return the number of worker processes to run; 1 for little work if no number was requested.
+    def processes(self, cores: int, extra: int = 0) -> int:
+        """Return the number of worker processes to run: the requested one, or as many as fit into the memory.
 
         Args:
-            cores: number of cores of the machine.
+            cores: maximum number of processes if none was requested.
             extra: bytes that each process needs in addition to ``WORKER_MEMORY``. Default 0.
-            work: approximate CPU seconds of all tasks together. Default: much.
 
         Raises:
             BudgetError: the requested workers do not fit into the memory.
         """
         each = self.WORKER_MEMORY + extra
         self._require_memory(each)
-        most = 1 if work < _LITTLE_WORK else cores
-        return self.workers or max(1, min(most, (self.memory - LEADER_MEMORY) // each))
+        return self.workers or max(1, min(cores, (self.memory - LEADER_MEMORY) // each))

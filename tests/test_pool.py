@@ -14,6 +14,7 @@ import pytest
 
 from hexdata import pool
 from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.engine import protocol
 from hexdata.engine.local import LocalEngine
 from hexdata.engine.protocol import Machines
 from hexdata.errors import BudgetError, ConfigError
@@ -47,9 +48,11 @@ def test_a_budget_that_cannot_be_kept_is_refused(options) -> None:
 
 
 def test_little_work_needs_no_workers_unless_they_are_requested() -> None:
-    assert ConvertOptions(memory=10**10).processes(cores=4, work=0.5) == 1
-    assert ConvertOptions(memory=10**10).processes(cores=4, work=50.0) == 4
-    assert ConvertOptions(memory=10**10, workers=3).processes(cores=4, work=0.5) == 3
+    here, apart = Machines(1, 4, separate=False), Machines(2, 4, separate=True)
+    assert [here.cores_for(work) for work in (0.5, 50.0)] == [1, 4]
+    assert [apart.cores_for(work) for work in (0.5, 50.0)] == [4, 4], "their workers run already"
+    assert ConvertOptions(memory=10**10).processes(here.cores_for(0.5)) == 1
+    assert ConvertOptions(memory=10**10, workers=3).processes(here.cores_for(0.5)) == 3
 
 
 @pytest.mark.parametrize(("little", "workers"), [(2.0, 1), (0.0, 4)])
@@ -67,7 +70,7 @@ def test_stages_start_workers_for_much_work_only(
             started.append(workers)
             return super().run(function, tasks, **limits, workers=1)
 
-    monkeypatch.setattr(pool, "_LITTLE_WORK", little)
+    monkeypatch.setattr(protocol, "LITTLE_WORK", little)
     engine, memory = Recorder(), 4_000_000_000
     inputs, store = demo_trmph(tmp_path, games=12, files=6), tmp_path / "store"
     convert_sources(inputs, store, ConvertOptions(memory=memory), engine=engine)

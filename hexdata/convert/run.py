@@ -117,7 +117,6 @@ class ConvertRun:
         self.progress = engine.monitored(progress)
         self.engine = engine
         self.client_memory = client_memory(store.path, *(file.path for file in self.files))
-        self.workers = self.options.processes(engine.machines.cores, self.client_memory)
         self.work = store.work / "convert"
         self.seconds = inf
         """CPU time of all tasks that read and write sources, approximately."""
@@ -196,17 +195,19 @@ class ConvertRun:
         self, function: Callable[..., Result], tasks: list[tuple[Any, ...]]
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks, one per source, and yield the index and the result of each."""
-        machines, memory = self.engine.machines, self.options.WORKER_MEMORY + self.client_memory
-        work = inf if machines.separate else self.seconds
-        workers = self.options.processes(machines.cores, self.client_memory, work)
-        return self.engine.run(function, tasks, workers=workers, memory=memory)
+        memory = self.options.WORKER_MEMORY + self.client_memory
+        return self.engine.run(function, tasks, workers=self._workers(self.seconds), memory=memory)
+
+    def _workers(self, work: float = inf) -> int:
+        """Return the number of workers on each machine for tasks of ``work`` CPU seconds; default: much."""
+        return self.options.processes(self.engine.machines.cores_for(work), self.client_memory)
 
     def _digest(self) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
         files = self.files
         self.progress.begin("digest", len(files), "files")
         digested = list(files)
         tasks = [(file.path,) for file in files]
-        for index, found in self.engine.run_light(digest_source, tasks, workers=self.workers):
+        for index, found in self.engine.run_light(digest_source, tasks, workers=self._workers()):
             file = replace(files[index], **found._asdict())
             digested[index] = replace(file, bytes=file.bytes or files[index].bytes)
             self.progress.advance(1)
@@ -300,7 +301,7 @@ class ConvertRun:
         kept: dict[str, SpoolFacts] = {}
         start = read = 0
         while start < len(files) and positions < most:
-            stop = start + self.workers
+            stop = start + self._workers()
             if positions > stored:
                 needed = (most - positions) * read / (positions - stored)
                 sizes = np.cumsum([file.new_bytes for file in files[start:]])

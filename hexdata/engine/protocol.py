@@ -17,6 +17,8 @@ ENGINES: Final = ("local", "ray")
 DIGEST_MEMORY: Final = 200 << 20
 """Memory in bytes of a process that only reads files: interpreter, libraries and a buffer."""
 
+LITTLE_WORK: Final = 2.0
+"""CPU seconds of work for which it takes longer to start two workers, each for a second, than to do it."""
 MOST_CORES: Final = 0.8
 """Fraction of all cores that tasks of several cores must be able to use."""
 
@@ -39,6 +41,14 @@ class Machines:
     cores: int
     separate: bool
     sizes: tuple[tuple[int, float], ...] = ()
+
+    def cores_for(self, work: float) -> int:
+        """Return the number of cores of each machine to use: 1 for little work that runs in this process.
+
+        Args:
+            work: approximate CPU seconds of all tasks together.
+        """
+        return 1 if work < LITTLE_WORK and not self.separate else self.cores
 
     def cores_per_task(self, most: int, memory: int) -> int:
         """Return the largest number of cores per task for which tasks can use almost all cores.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from math import inf
 from typing import Any, ClassVar, Final, Protocol
 
 from hexdata.engine import Engine
@@ -211,7 +210,7 @@ class ExportRun(ABC):
         extra = self._extra_memory
         machines = self.engine.machines
         work = self.seconds_per_position * sum(files[name].positions for name in missing)
-        workers = self.options.processes(machines.cores, extra, inf if machines.separate else work)
+        workers = self.options.processes(machines.cores_for(work), extra)
         memory = self.options.WORKER_MEMORY + extra
         count = files_per_task(len(missing), workers * machines.count)
         groups = [missing[start : start + count] for start in range(0, len(missing), count)]
