@@ -135,8 +135,8 @@ def check_no_repeats(moves: npt.NDArray[Any], n: int) -> None:
     """Check that no cell is played twice in a game.
 
     Args:
-        moves: cell indices (m,).
-        n: board size.
+        moves: Cell indices (m,).
+        n: Board size.
 
     Raises:
         FormatError: "repeated-move", with the first ply that plays on an occupied cell.
@@ -209,10 +209,10 @@ class TrmphLine:
     """The parts of a TRMPH line. The moves are not parsed.
 
     Attributes:
-        board_size: board size n.
-        moves: text of the moves.
+        board_size: Board size n.
+        moves: Text of the moves.
         winner_text: ``1`` or ``b`` (blue), ``2`` or ``r`` (red), in either case; None if there is no winner.
-        url: the URL before ``#`` in lines of the older form; None if there is none.
+        url: The URL before ``#`` in lines of the older form; None if there is none.
     """
 
     board_size: int
@@ -251,7 +251,7 @@ def pack_boards(planes: Planes) -> UInt8Array:
     """Pack boards to one bit per cell with ``np.packbits`` in C order: the blue plane, then the red plane.
 
     Args:
-        planes: boards (N, 2, n, n) of any numeric or bool dtype; 0 is empty, other values are stones.
+        planes: Boards (N, 2, n, n) of any numeric or bool dtype; 0 is empty, other values are stones.
 
     Returns:
         uint8 (N, ceil(2·n·n / 8)); unused bits at the end are 0.
@@ -265,8 +265,8 @@ def unpack_boards(packed: UInt8Array, n: int, dtype: npt.DTypeLike = np.float32)
 
     Args:
         packed: uint8 (N, ceil(2·n·n / 8)).
-        n: board size.
-        dtype: dtype of the result. Default float32.
+        n: Board size.
+        dtype: Dtype of the result. Default float32.
 
     Returns:
         (N, 2, n, n) of that dtype, cells 0 or 1, contiguous and writable.
@@ -305,9 +305,9 @@ def replay(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> UInt8Array
     """Return all positions of a game, starting with the empty board.
 
     Args:
-        moves: cell indices (m,) in the order played. The players alternate.
-        n: board size.
-        first_player: player of the first move. Default ``BLUE``.
+        moves: Cell indices (m,) in the order played. The players alternate.
+        n: Board size.
+        first_player: Player of the first move. Default ``BLUE``.
 
     Returns:
         uint8 (m + 1, 2, n, n).
@@ -328,11 +328,11 @@ def replay_packed(
     """Return all positions of several games, packed: game by game, each starting with the empty board.
 
     Args:
-        moves: concatenated cell indices of all games (M,); ``PASS`` changes no cell. The caller checks that
+        moves: Concatenated cell indices of all games (M,); ``PASS`` changes no cell. The caller checks that
             no cell repeats in a game.
-        lengths: number of moves of each game (G,), with sum M.
-        n: board size.
-        first_player: player of the first move of every game, or of each game (G,). Default ``BLUE``.
+        lengths: Number of moves of each game (G,), with sum M.
+        n: Board size.
+        first_player: Player of the first move of every game, or of each game (G,). Default ``BLUE``.
 
     Returns:
         uint8 (M + G, ceil(2·n·n / 8)), as :func:`pack_boards` gives.
@@ -362,7 +362,7 @@ def winner_of(planes: Planes) -> npt.NDArray[np.int8]:
     """Return the player who has connected their edges on each board.
 
     Args:
-        planes: boards (N, 2, n, n) with cells 0 or 1.
+        planes: Boards (N, 2, n, n) with cells 0 or 1.
 
     Returns:
         int8 (N,): ``BLUE``, ``RED``, or -1 for neither. If both connect, which needs two stones on one cell,
@@ -481,10 +481,10 @@ def _canonical(
     """Return the moves of :func:`canonical_moves` of G games, concatenated: uint16 (sum of lengths,).
 
     Args:
-        moves: cell indices of all games, (sum of lengths,).
-        lengths: number of moves of each game, (G,).
-        n: board size.
-        first_player: player who began each game, (G,).
+        moves: Cell indices of all games, (sum of lengths,).
+        lengths: Number of moves of each game, (G,).
+        n: Board size.
+        first_player: Player who began each game, (G,).
     """
     table = symmetry_table(n)
     red = np.repeat(first_player == RED, lengths)
@@ -515,10 +515,10 @@ def game_hashes(
     """Return the :func:`game_hash` of each of G games.
 
     Args:
-        moves: cell indices of all games, one game after the other, (sum of lengths,).
-        lengths: number of moves of each game, (G,).
-        n: board size.
-        first_player: player who began each game, (G,).
+        moves: Cell indices of all games, one game after the other, (sum of lengths,).
+        lengths: Number of moves of each game, (G,).
+        n: Board size.
+        first_player: Player who began each game, (G,).
     """
     canonical = _canonical(moves.astype(np.intp), lengths, n, first_player).astype("<u2", copy=False)
     prefix, data = b"hexdata game %d " % n, canonical.tobytes()

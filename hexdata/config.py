@@ -19,7 +19,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Return the content of a TOML file.
 
     Raises:
-        ConfigError: the file is missing, unreadable or not valid TOML.
+        ConfigError: The file is missing, unreadable or not valid TOML.
     """
     try:
         return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
@@ -43,7 +43,7 @@ def with_current_names(
         former_keys: Current name of each renamed key by its former name. Default: those of ``[convert]``.
 
     Raises:
-        ConfigError: it has a key under both names.
+        ConfigError: It has a key under both names.
     """
     for former, current in former_keys.items():
         if former in section and current in section:

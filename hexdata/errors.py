@@ -120,14 +120,14 @@ class HexdataError(Exception):
     """Base class of all errors that hexdata raises.
 
     Args:
-        reason: the fault, in one clause.
-        path: path or address of the file or folder.
-        record: record of the file: an index, or text such as "line 12".
-        found: the value found.
-        expected: the expected values.
-        hint: an action that the user can take.
-        lines: list of single findings, one line each, such as the files concerned. Default: none.
-        commands: shell commands that the hint refers to. Default: none.
+        reason: The fault, in one clause.
+        path: Path or address of the file or folder.
+        record: Record of the file: an index, or text such as "line 12".
+        found: The value found.
+        expected: The expected values.
+        hint: An action that the user can take.
+        lines: List of single findings, one line each, such as the files concerned. Default: none.
+        commands: Shell commands that the hint refers to. Default: none.
     """
 
     def __init__(

@@ -17,11 +17,11 @@ def installed_by(extra: str, purpose: str) -> Iterator[None]:
     """Name the extra if a library that is imported inside the ``with`` block is not installed.
 
     Args:
-        extra: the extra that installs the library.
-        purpose: what needs the library; begins the message.
+        extra: The extra that installs the library.
+        purpose: What needs the library; begins the message.
 
     Raises:
-        ConfigError: a library is not installed, or cannot be imported.
+        ConfigError: A library is not installed, or cannot be imported.
     """
     try:
         yield

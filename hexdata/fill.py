@@ -67,11 +67,11 @@ def games_to_fill(
     """Return the fill rows of games.
 
     Args:
-        moves: concatenated cell indices of all games (M,), below n·n. If a cell repeats within a game, the
+        moves: Concatenated cell indices of all games (M,), below n·n. If a cell repeats within a game, the
             last of its plies remains.
-        lengths: number of moves of each game (G,), with sum M.
-        first_players: player of the first move of each game (G,): 0 blue, 1 red.
-        n: board size.
+        lengths: Number of moves of each game (G,), with sum M.
+        first_players: Player of the first move of each game (G,): 0 blue, 1 red.
+        n: Board size.
 
     Returns:
         (G, n·n) of :func:`fill_dtype`.
@@ -92,9 +92,9 @@ def boards_to_fill(packed: npt.NDArray[np.uint8], moves: npt.NDArray[Any], n: in
     """Return the fill rows of single positions; all have the ply ``POSITION_PLY``.
 
     Args:
-        packed: packed boards, uint8 (N, ceil(2·n·n / 8)).
-        moves: cell index of the next move (N,), 65535 for none. A move on an occupied cell is left out.
-        n: board size.
+        packed: Packed boards, uint8 (N, ceil(2·n·n / 8)).
+        moves: Cell index of the next move (N,), 65535 for none. A move on an occupied cell is left out.
+        n: Board size.
 
     Returns:
         (N, n·n) of :func:`fill_dtype`.
@@ -115,8 +115,8 @@ def fill_to_stones(
     """Return the stones of positions.
 
     Args:
-        fill: fill rows (N, cells).
-        ply: ply of each position (N,), of the same dtype.
+        fill: Fill rows (N, cells).
+        ply: Ply of each position (N,), of the same dtype.
         out: uint8 (N, 2, cells) to write to (default None: a new array).
 
     Returns:
@@ -138,9 +138,9 @@ def fill_to_packed(
     """Return the packed boards of positions of games, as ``board.pack_boards`` returns them.
 
     Args:
-        fill: fill rows of G games (G, cells).
-        games: index of the game of each position, int (N,).
-        plies: ply of each position, int (N,).
+        fill: Fill rows of G games (G, cells).
+        games: Index of the game of each position, int (N,).
+        plies: Ply of each position, int (N,).
 
     Returns:
         uint8 (N, ceil(2·cells / 8)).
@@ -171,8 +171,8 @@ def remove_next_move(fill: FillArray, ply: FillArray) -> FillArray:
     """Return fill rows (N, cells) whose cell of the next move, if there is one, is never filled.
 
     Args:
-        fill: fill rows (N, cells).
-        ply: ply of each position (N,), of the same dtype.
+        fill: Fill rows (N, cells).
+        ply: Ply of each position (N,), of the same dtype.
     """
     is_next = np.equal(fill, ply[:, np.newaxis])
     removed: FillArray = fill | is_next.astype(fill.dtype) * fill.dtype.type(never_filled(fill.dtype))
@@ -190,11 +190,11 @@ def transform_fill(
     """Return the images of fill rows and their plies under one symmetry for each row.
 
     Args:
-        fill: fill rows (N, n·n).
-        ply: ply of each row (N,).
-        symmetries: values of ``board.Symmetry`` (N,). Reflections also swap the colours: they add one to each
+        fill: Fill rows (N, n·n).
+        ply: Ply of each row (N,).
+        symmetries: Values of ``board.Symmetry`` (N,). Reflections also swap the colours: they add one to each
             ply.
-        n: board size.
+        n: Board size.
     """
     fill, ply = fill.copy(), ply.copy()
     boards = fill.reshape(-1, n, n)

@@ -38,11 +38,11 @@ class StageInfo:
         stage: "convert", "shuffle", "export", "pickles-original" or "pickles-shuffled".
         state: "complete"; "outdated" if its input has changed since; "not run"; "interrupted" if a run has
             begun and not finished; "damaged" if files are missing or have another size.
-        positions: number of positions in its files.
-        files: number of files.
-        bytes: size of the files.
-        finished: end time of the last run in UTC, such as "2026-01-31T12:00:00Z"; None if unknown.
-        command: command line that runs the stage with the same options; None if it has not run.
+        positions: Number of positions in its files.
+        files: Number of files.
+        bytes: Size of the files.
+        finished: End time of the last run in UTC, such as "2026-01-31T12:00:00Z"; None if unknown.
+        command: Command line that runs the stage with the same options; None if it has not run.
     """
 
     stage: str
@@ -59,19 +59,19 @@ class StoreInfo:
     """The content and the state of a store.
 
     Attributes:
-        store: path or address of the store.
-        schema_version: version of the tables. Older ones can only be read.
-        board_size: cells along an edge; None for a store without positions.
-        counts: number of rows of the tables sources, games, positions and rejected.
-        bytes: size of all files.
-        files: number of files.
-        splits: number of games of each split; empty if the table of games is damaged.
-        targets: optional columns of the positions, such as "root_value".
-        stages: the stages, in the order in which they run.
-        missing: files that are missing or have another size than recorded, and files of games with another
+        store: Path or address of the store.
+        schema_version: Version of the tables. Older ones can only be read.
+        board_size: Cells along an edge; None for a store without positions.
+        counts: Number of rows of the tables sources, games, positions and rejected.
+        bytes: Size of all files.
+        files: Number of files.
+        splits: Number of games of each split; empty if the table of games is damaged.
+        targets: Optional columns of the positions, such as "root_value".
+        stages: The stages, in the order in which they run.
+        missing: Files that are missing or have another size than recorded, and files of games with another
             digest.
-        writer: the process that writes to the store now; None if there is none.
-        notes: facts that the user should know, as sentences.
+        writer: The process that writes to the store now; None if there is none.
+        notes: Facts that the user should know, as sentences.
         steps: (purpose, command line) of each next step, the most urgent first.
     """
 
@@ -96,11 +96,11 @@ def store_info(store: str | AnyPath) -> StoreInfo:
     ``hexdata verify`` checks the contents of all files.
 
     Args:
-        store: folder of the store, or its address in an object store.
+        store: Folder of the store, or its address in an object store.
 
     Raises:
         ConfigError: ``store`` is not a path or a valid address.
-        StoreError: there is no store, its manifest cannot be read, or the disk fails.
+        StoreError: There is no store, its manifest cannot be read, or the disk fails.
     """
     opened = Store.open(store)
     with translate_disk_full(opened.path):

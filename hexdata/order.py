@@ -58,11 +58,11 @@ def derive_key(seed: int, *purpose: str | int) -> int:
     "epoch", 0).
 
     Args:
-        seed: any integer.
-        *purpose: texts and integers that name the purpose.
+        seed: Any integer.
+        *purpose: Texts and integers that name the purpose.
 
     Raises:
-        TypeError: the seed is not an integer, or a part of the purpose is neither text nor an integer.
+        TypeError: The seed is not an integer, or a part of the purpose is neither text nor an integer.
     """
     parts: list[str | int] = [_integer("a seed must be an integer", seed)]
     for part in purpose:
@@ -76,7 +76,7 @@ def _integer(what: str, value: Any) -> int:
     """Return an integer, Python's or NumPy's, as Python's.
 
     Raises:
-        TypeError: it is a bool or no integer; ``what`` begins the message.
+        TypeError: It is a bool or no integer; ``what`` begins the message.
     """
     try:
         if not isinstance(value, (bool, np.bool_)):
@@ -102,14 +102,14 @@ def sort_key(ids: npt.ArrayLike, key: int) -> UInt64Array:
     """Return the 64-bit sort keys of ids. The function is a bijection, so different ids have different keys.
 
     Args:
-        ids: integers of any shape, converted to unsigned 64-bit.
-        key: key from :func:`derive_key`.
+        ids: Integers of any shape, converted to unsigned 64-bit.
+        key: Key from :func:`derive_key`.
 
     Returns:
         uint64 array of the same shape. The seeded order of ids is the ascending order of their sort keys.
 
     Raises:
-        TypeError: the ids are not integers. Floats would lose low bits.
+        TypeError: The ids are not integers. Floats would lose low bits.
 
     Each step (xor with a subkey, xor with a right shift, multiplication by an odd constant mod 2^64)
     can be undone, hence the bijection. :func:`sort_key_sql` is the same function as DuckDB SQL.
@@ -141,7 +141,7 @@ def sort_key_sql(column: str, key: int | Sequence[str]) -> str:
 
     Args:
         column: SQL expression of the id.
-        key: key from :func:`derive_key`, or, if the key differs between rows, the names of three UBIGINT
+        key: Key from :func:`derive_key`, or, if the key differs between rows, the names of three UBIGINT
             columns with its :func:`sort_subkeys`.
     """
     keys = sort_subkeys(key) if isinstance(key, int) else key
@@ -162,14 +162,14 @@ def balanced_take(groups: Mapping[str, Sized | int], seed: int) -> dict[str, Int
     ids.
 
     Args:
-        groups: sequences or their lengths, by name.
-        seed: any integer.
+        groups: Sequences or their lengths, by name.
+        seed: Any integer.
 
     Returns:
         Selected indices of each group by name, ascending: int64 of shape (length of the smallest group,).
 
     Raises:
-        ValueError: a length is negative.
+        ValueError: A length is negative.
     """
     sizes = {
         name: len(group) if isinstance(group, Sized) else _integer("a group is a sequence or a length", group)
@@ -195,7 +195,7 @@ def bucket_bounds(buckets: int) -> list[int]:
     The concatenation of the buckets is the global order, for any number of buckets.
 
     Args:
-        buckets: number of buckets, at least 1.
+        buckets: Number of buckets, at least 1.
 
     Returns:
         ``buckets + 1`` Python integers; the first is 0 and the last 2^64.
@@ -234,8 +234,8 @@ def permutation_rounds(n: int, key: int) -> PermutationRounds | None:
     """Return the constants of the rounds of ``Permutation(n, key)``, or None if it sorts keys.
 
     Args:
-        n: length of the permutation, from 0 to 2^62.
-        key: key from :func:`derive_key`.
+        n: Length of the permutation, from 0 to 2^62.
+        key: Key from :func:`derive_key`.
     """
     if n <= _SMALL:
         return None
@@ -269,8 +269,8 @@ class Permutation:
         """Create the permutation of [0, n) for a key.
 
         Args:
-            n: length, from 0 to 2^62.
-            key: key from :func:`derive_key`.
+            n: Length, from 0 to 2^62.
+            key: Key from :func:`derive_key`.
 
         Raises:
             ValueError: n is negative or above 2^62.
@@ -306,8 +306,8 @@ class Permutation:
         """Return the element(s) at ``index``: an int, or int64 of the shape of the array given.
 
         Raises:
-            IndexError: an index is outside [0, n).
-            TypeError: the indices are not integers.
+            IndexError: An index is outside [0, n).
+            TypeError: The indices are not integers.
         """
         indices = np.asarray(index)
         if indices.dtype.kind not in "iu":
@@ -357,9 +357,9 @@ def shuffle_indices(
     """Return indices in the seeded order of an epoch, for use in any data loader.
 
     Args:
-        indices: indices of the dataset, a sequence or a one-dimensional array. It is not modified.
-        seed: any integer. The same seed and epoch give the same order on every machine and rank.
-        epoch: epoch number; each epoch has an unrelated order. Default 0.
+        indices: Indices of the dataset, a sequence or a one-dimensional array. It is not modified.
+        seed: Any integer. The same seed and epoch give the same order on every machine and rank.
+        epoch: Epoch number; each epoch has an unrelated order. Default 0.
         enabled: False keeps the given order, for validation and test sets. Default True.
 
     Returns:

@@ -301,8 +301,8 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
         progress: Receives the steps of each stage (default: none).
 
     Raises:
-        ConfigError: a library that a stage needs is not installed.
-        EngineError: the cluster of Ray does not respond or its machines cannot do the work.
+        ConfigError: A library that a stage needs is not installed.
+        EngineError: The cluster of Ray does not respond or its machines cannot do the work.
         HexdataError: A stage has failed; the stages before it are complete.
     """
     if config.report is not None:

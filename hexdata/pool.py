@@ -74,12 +74,12 @@ def memory_limit(memory: int, threads: int | None = None) -> Iterator[None]:
     ``memory``, such as a notebook, may still allocate half of it.
 
     Args:
-        memory: bytes for the whole process, including the memory that it uses now.
-        threads: number of threads that the block starts; their stacks are added to the limit. Default None:
+        memory: Bytes for the whole process, including the memory that it uses now.
+        threads: Number of threads that the block starts; their stacks are added to the limit. Default None:
             one per core.
 
     Raises:
-        BudgetError: an allocation was refused.
+        BudgetError: An allocation was refused.
     """
     usage = psutil.Process().memory_info()
     stacks = _STACK * ((threads or default_workers()) + _OTHER_THREADS)
@@ -98,13 +98,13 @@ class WorkerOptions:
     """Options of a stage that runs in worker processes.
 
     Attributes:
-        workers: number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
+        workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
             allows.
-        memory: memory limit in bytes for all processes together. Default 1 GB.
+        memory: Memory limit in bytes for all processes together. Default 1 GB.
 
     Raises:
-        ConfigError: a value is out of range.
-        BudgetError: the workers, or even one worker, do not fit into the memory.
+        ConfigError: A value is out of range.
+        BudgetError: The workers, or even one worker, do not fit into the memory.
     """
 
     WORKER_MEMORY: ClassVar[int]
@@ -134,11 +134,11 @@ class WorkerOptions:
         """Return the number of worker processes to run: the requested one, or as many as fit into the memory.
 
         Args:
-            cores: maximum number of processes if none was requested.
-            extra: bytes that each process needs in addition to ``WORKER_MEMORY``. Default 0.
+            cores: Maximum number of processes if none was requested.
+            extra: Bytes that each process needs in addition to ``WORKER_MEMORY``. Default 0.
 
         Raises:
-            BudgetError: the requested workers do not fit into the memory.
+            BudgetError: The requested workers do not fit into the memory.
         """
         each = self.WORKER_MEMORY + extra
         self._require_memory(each)

@@ -138,7 +138,7 @@ def raw_schema(board_size: int, targets: Sequence[str] = ()) -> pa.Schema:
     equal in all its positions.
 
     Args:
-        board_size: n.
+        board_size: N.
         targets: Optional columns that the source has: names for which ``is_target`` is true.
     """
     return pa.schema(
@@ -171,7 +171,7 @@ def positions_schema(board_size: int, targets: Sequence[str] = ()) -> pa.Schema:
     """Return the schema of positions: one row per training example, in input order.
 
     Args:
-        board_size: n.
+        board_size: N.
         targets: Optional columns that the store has, as listed in its manifest.
     """
     return pa.schema(

@@ -89,8 +89,8 @@ def lines_by_cause(findings: Iterable[tuple[str, str, str]], *, most: int = 5) -
     """Return a list of files for the user: one line per file, grouped by cause.
 
     Args:
-        findings: cause, name of the file and detail of each finding. The detail may be empty.
-        most: maximum number of files listed per cause. Default 5. A last line has the number of the others.
+        findings: Cause, name of the file and detail of each finding. The detail may be empty.
+        most: Maximum number of files listed per cause. Default 5. A last line has the number of the others.
 
     Returns:
         For a cause with one file, one line. Otherwise a line with the number of files and the cause, and one

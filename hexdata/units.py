@@ -24,7 +24,7 @@ def parse_bytes(text: str | int) -> int:
     kB, MB, GB and TB are powers of 1000; KiB, MiB, GiB and TiB are powers of 1024.
 
     Raises:
-        ConfigError: the text is not a size, or the size is too large.
+        ConfigError: The text is not a size, or the size is too large.
     """
     if isinstance(text, int):
         return text

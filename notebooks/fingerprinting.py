@@ -56,22 +56,22 @@ class Settings:
     """Settings of one part of the experiment, the same for all of its runs.
 
     Attributes:
-        games: number of distinct games, including held-out games.
-        repeated: share of the games that are written to the files twice.
-        board_size: cells along an edge.
-        files: number of files of games.
-        buckets: number of shuffled files; the split by file holds out the last one.
-        held_out: share of the games that the split by game holds out.
-        batch: positions per step.
-        steps: steps per run.
-        passes: epochs per run. The number of training positions is batch x steps / passes.
-        rate: maximum learning rate, reached after 5 % of the steps, then reduced to zero along a cosine.
-        buffer: positions in the shuffle buffer.
-        channels: channels of the two convolutions.
-        hidden: width of the layer that both heads share.
-        measurements: number of measurements per run, at equal distances.
-        sample: positions in each measured set.
-        seeds: runs of each order. A seed determines the initial weights and the order.
+        games: Number of distinct games, including held-out games.
+        repeated: Share of the games that are written to the files twice.
+        board_size: Cells along an edge.
+        files: Number of files of games.
+        buckets: Number of shuffled files; the split by file holds out the last one.
+        held_out: Share of the games that the split by game holds out.
+        batch: Positions per step.
+        steps: Steps per run.
+        passes: Epochs per run. The number of training positions is batch x steps / passes.
+        rate: Maximum learning rate, reached after 5 % of the steps, then reduced to zero along a cosine.
+        buffer: Positions in the shuffle buffer.
+        channels: Channels of the two convolutions.
+        hidden: Width of the layer that both heads share.
+        measurements: Number of measurements per run, at equal distances.
+        sample: Positions in each measured set.
+        seeds: Runs of each order. A seed determines the initial weights and the order.
 
     Raises:
         ConfigError: An epoch is not a whole number of batches.
@@ -134,8 +134,8 @@ class Data:
         value: float32 (N,), 1 where red wins.
         move: int64 (N,), -100 on final positions, which have no policy target.
         game: int64 (N,), game number, equal for repeated games.
-        train: indices of the training positions, ascending.
-        sets: indices of the measured positions for each name in ``SETS``. "seen": a sample of ``train``.
+        train: Indices of the training positions, ascending.
+        sets: Indices of the measured positions for each name in ``SETS``. "seen": a sample of ``train``.
             "by file": a sample of a held-out shuffled file, whose games are in the training data.
             "by game": a sample of games without any training position.
     """
@@ -323,8 +323,8 @@ def run(settings: Settings, *, verbose: bool = False) -> dict[str, Any]:
     """Run one part of the experiment on one thread. Return its settings, data and the curves of every run.
 
     Args:
-        settings: settings of the part.
-        verbose: print the final losses of each run to standard error.
+        settings: Settings of the part.
+        verbose: Print the final losses of each run to standard error.
     """
     torch.set_num_threads(1)
     began = time.process_time()

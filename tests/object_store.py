@@ -44,16 +44,16 @@ class Fault:
     """A fault of the next ``count`` requests of one kind.
 
     Attributes:
-        method: such as GET; empty for any.
-        path: a regular expression that the path, with the query, matches somewhere.
-        header: name of a header that the request has; empty for any request.
-        status: answered in place of the real answer; 0 for the real one.
-        code: error code in the body of the answer with ``status``. Default: that of ``CODES``.
-        delay: seconds before the answer.
-        cut: bytes of the body after which the connection is cut; -1 for none.
-        lose: whether to execute the request before the answer with ``status``.
-        count: number of requests with this fault.
-        skip: number of requests of this kind before the fault.
+        method: Such as GET; empty for any.
+        path: A regular expression that the path, with the query, matches somewhere.
+        header: Name of a header that the request has; empty for any request.
+        status: Answered in place of the real answer; 0 for the real one.
+        code: Error code in the body of the answer with ``status``. Default: that of ``CODES``.
+        delay: Seconds before the answer.
+        cut: Bytes of the body after which the connection is cut; -1 for none.
+        lose: Whether to execute the request before the answer with ``status``.
+        count: Number of requests with this fault.
+        skip: Number of requests of this kind before the fault.
     """
 
     method: str = ""

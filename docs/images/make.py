@@ -65,10 +65,10 @@ class Studio:
         """Save the page as PNG with few colours.
 
         Args:
-            name: name of the file.
-            first: selector of the first element that is saved. Default: the whole page.
-            last: selector of the last one. Default: the first.
-            trim: whether to remove white margins.
+            name: Name of the file.
+            first: Selector of the first element that is saved. Default: the whole page.
+            last: Selector of the last one. Default: the first.
+            trim: Whether to remove white margins.
         """
         picture = Image.open(io.BytesIO(self.browser.screenshot())).convert("RGB")
         if first:

@@ -61,7 +61,7 @@ class BatchOptions:
     """Contents of batches of B positions on boards of size n.
 
     Raises:
-        ConfigError: an option has an invalid value.
+        ConfigError: An option has an invalid value.
     """
 
     fields: tuple[str, ...] = DEFAULT_FIELDS
@@ -176,8 +176,8 @@ def required_members(options: BatchOptions, stored: Collection[str]) -> list[str
     """Return the sorted names of the members that batches with these options need.
 
     Args:
-        options: contents of the batches.
-        stored: names of the stored members: those of shards, or of a table of games, which contains ``fill``
+        options: Contents of the batches.
+        stored: Names of the stored members: those of shards, or of a table of games, which contains ``fill``
             in place of ``board``.
     """
     third_plane = {"player_to_move"} if options.planes == 3 else set()
@@ -201,13 +201,13 @@ def make_batch(block: Block, options: BatchOptions, board_size: int, *, seed: in
     """Convert packed positions into a batch with the fields ``options.delivered``, in the same order.
 
     Args:
-        block: members of B positions, those of :func:`required_members`; fill rows have the name ``fill``. It
+        block: Members of B positions, those of :func:`required_members`; fill rows have the name ``fill``. It
             is not modified; fields that need no conversion share its arrays. Its policies may be dense, or
             sparse with the names of ``SPARSE_FIELDS``.
-        options: contents of the batch.
-        board_size: board size n.
-        seed: seed of the symmetries and value weights.
-        epoch: epoch of the symmetries and value weights.
+        options: Contents of the batch.
+        board_size: Board size n.
+        seed: Seed of the symmetries and value weights.
+        epoch: Epoch of the symmetries and value weights.
     """
     symmetries = None
     if options.board == "fill" and "board" in block:

@@ -26,12 +26,12 @@ def draw_value_weights(
     """Return the value weights of positions, float32 (B,): 1 with the probability of the tier, otherwise 0.
 
     Args:
-        position_ids: position ids, int64 (B,).
-        tiers: value sample tiers, uint8 (B,). A tier beyond ``probabilities``, such as 255 for unknown, has
+        position_ids: Position ids, int64 (B,).
+        tiers: Value sample tiers, uint8 (B,). A tier beyond ``probabilities``, such as 255 for unknown, has
             probability 1.
-        probabilities: probabilities of tiers 0, 1, 2 …, each in [0, 1].
-        seed: seed of the draws.
-        epoch: epoch of the draws; each epoch has different draws.
+        probabilities: Probabilities of tiers 0, 1, 2 …, each in [0, 1].
+        seed: Seed of the draws.
+        epoch: Epoch of the draws; each epoch has different draws.
     """
     limits = np.ones(256)
     limits[: len(probabilities)] = probabilities

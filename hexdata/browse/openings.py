@@ -64,7 +64,7 @@ class Openings:
     Attributes:
         edges: The moves of all positions that occur in at least two games, by ply, position and move.
         plies: For each ply, the index of its first edge, and the number of all edges at the end.
-        board_size: n.
+        board_size: N.
     """
 
     edges: Array
@@ -125,7 +125,7 @@ def write_openings(
         path: The file, in the format of ``numpy.save``.
         games: Rows of the index of games.
         plies: For each ply of the tree, the move of each game (games,), uint16.
-        size: n.
+        size: N.
         progress: Receives the number of plies.
     """
     parts: list[Array] = []

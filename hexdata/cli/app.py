@@ -227,7 +227,7 @@ def parse_path(text: str) -> AnyPath:
     """Return an argument as a local path or an address in an object store.
 
     Raises:
-        ConfigError: the address is invalid.
+        ConfigError: The address is invalid.
     """
     from hexdata.storage import as_path
 
@@ -303,8 +303,8 @@ def command(as_json: bool, *paths: object) -> Iterator[tuple[Output, ProgressBar
     """Yield the output and the progress bar of a command; exit with status 130 on Ctrl-C.
 
     Args:
-        as_json: whether to print the result as JSON.
-        paths: paths that the command uses. An error of an object store names the first address among them.
+        as_json: Whether to print the result as JSON.
+        paths: Paths that the command uses. An error of an object store names the first address among them.
     """
     from hexdata.cli.render import Output, console
     from hexdata.progress_bar import ProgressBar

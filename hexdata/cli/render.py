@@ -26,8 +26,8 @@ def console(*, stderr: bool = False, soft_wrap: bool = True) -> Console:
     """Return a console that prints texts as they are, without rich's markup and emoji codes.
 
     Args:
-        stderr: print to standard error. Default False: to standard output.
-        soft_wrap: do not wrap long lines. Default True.
+        stderr: Print to standard error. Default False: to standard output.
+        soft_wrap: Do not wrap long lines. Default True.
     """
     return Console(
         force_terminal=is_terminal(sys.stderr if stderr else sys.stdout),
@@ -52,7 +52,7 @@ class Output:
     """Prints results to standard output, and notes and errors to standard error.
 
     Args:
-        as_json: print results as JSON.
+        as_json: Print results as JSON.
     """
 
     def __init__(self, as_json: bool) -> None:
@@ -134,9 +134,9 @@ class Output:
         """Print a further line of a note or an error, indented, to standard error.
 
         Args:
-            message: the line. If it begins with spaces, it is an item of a list, and a terminal shows only
+            message: The line. If it begins with spaces, it is an item of a list, and a terminal shows only
                 what fits on one line.
-            is_command: the line is a command that can be copied. A terminal shows other lines wrapped at
+            is_command: The line is a command that can be copied. A terminal shows other lines wrapped at
                 spaces. Default False.
         """
         text = f"  {printable(message)}"

@@ -38,26 +38,26 @@ def convert_sources(
     Rows of an existing store keep their ids. Sources whose bytes the store already has are skipped.
 
     Args:
-        inputs: one path or address in an object store, or a sequence of them. Each is a file, or a folder,
+        inputs: One path or address in an object store, or a sequence of them. Each is a file, or a folder,
             which is read with its subfolders. Files in a folder are skipped if their names match none of
             ``hexdata.formats.known_patterns()``, such as ".trmph", ".sgf" or ".pkl.gz" at the end.
-        store: folder of the store, or its address in an object store.
-        options: options of the conversion. Default None: ``ConvertOptions()``.
-        progress: receives progress reports and notes. Default: ignores them.
-        engine: runs the tasks that read sources and write tables. Default: processes on this machine.
+        store: Folder of the store, or its address in an object store.
+        options: Options of the conversion. Default None: ``ConvertOptions()``.
+        progress: Receives progress reports and notes. Default: ignores them.
+        engine: Runs the tasks that read sources and write tables. Default: processes on this machine.
 
     Returns:
         Counts, reject reasons, flags, notes and skipped files of this run.
 
     Raises:
-        ConfigError: an argument has the wrong type, or the store was created with other split shares or has
+        ConfigError: An argument has the wrong type, or the store was created with other split shares or has
             another board size.
-        InputError: an input is missing, has changed or has no known format, or the disk fails to read it; the
+        InputError: An input is missing, has changed or has no known format, or the disk fails to read it; the
             files have several board sizes; or the value convention of a file is not clear.
-        BudgetError: the memory or the disk space is too small.
-        RejectRateError: more was rejected than ``options.max_reject_rate`` allows; nothing was published.
-        StoreError: the store is damaged or locked by another process, or an object store fails.
-        EngineError: a machine of ``engine`` differs from this one or cannot access the files.
+        BudgetError: The memory or the disk space is too small.
+        RejectRateError: More was rejected than ``options.max_reject_rate`` allows; nothing was published.
+        StoreError: The store is damaged or locked by another process, or an object store fails.
+        EngineError: A machine of ``engine`` differs from this one or cannot access the files.
     """
     options = check_options(options, ConvertOptions)
     given = [inputs] if isinstance(inputs, str) or not isinstance(inputs, Sequence) else inputs

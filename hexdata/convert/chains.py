@@ -101,13 +101,13 @@ def resolve_chains(
     positions are where the two games cross.
 
     Args:
-        spools: the spools of one collection, in the order of their sources.
-        board_size: n.
-        first_game: number of games that were found by their ids. ``rows`` and ``games`` contain them and
+        spools: The spools of one collection, in the order of their sources.
+        board_size: N.
+        first_game: Number of games that were found by their ids. ``rows`` and ``games`` contain them and
             are extended. Default 0: existing ``rows`` and ``games`` are replaced.
-        memory: memory limit in bytes, for DuckDB and this process together.
-        threads: number of threads of DuckDB.
-        progress: receives the progress. Default: ignores it.
+        memory: Memory limit in bytes, for DuckDB and this process together.
+        threads: Number of threads of DuckDB.
+        progress: Receives the progress. Default: ignores it.
 
     Returns:
         The number of games found.
@@ -245,8 +245,8 @@ class _Search:
         """Prove the chains that reached a final position, number them by ascending head, and write ``games``.
 
         Args:
-            first_game: number of games that were found by their ids.
-            positions: approximate number of positions that are proved together.
+            first_game: Number of games that were found by their ids.
+            positions: Approximate number of positions that are proved together.
 
         Returns:
             The number of games proved.
@@ -398,9 +398,9 @@ class _Games:
         """Return the boards of games after the moves before a ply.
 
         Args:
-            game: index of the game, (N,).
-            ply: ply of the board, (N,).
-            board_size: n.
+            game: Index of the game, (N,).
+            ply: Ply of the board, (N,).
+            board_size: N.
 
         Returns:
             Packed boards, (N, width).

@@ -64,8 +64,8 @@ class Companions:
         """Return a note for each stated count that differs from the count found.
 
         Args:
-            name: file name of the source.
-            facts: facts of the source.
+            name: File name of the source.
+            facts: Facts of the source.
         """
         notes = []
         for entry in self.entries:
@@ -82,8 +82,8 @@ class Companions:
         """Return the names of the raw files that the metadata of a source does not name.
 
         Args:
-            wanted: each ``file_idx`` without a name.
-            facts: facts of the source. If its header names a raw file, the companions must agree with it.
+            wanted: Each ``file_idx`` without a name.
+            facts: Facts of the source. If its header names a raw file, the companions must agree with it.
 
         Returns:
             file_idx → name where all companions agree; and notes on disagreements.
@@ -166,8 +166,8 @@ def read_companions(folder: AnyPath) -> Companions:
     """Read the companions in a folder; add a note for each one that cannot be used.
 
     Raises:
-        InputError: the disk failed to read a companion.
-        StoreError: an object store did not answer, so it is unknown which companions exist.
+        InputError: The disk failed to read a companion.
+        StoreError: An object store did not answer, so it is unknown which companions exist.
     """
     found = Companions()
     for path, read in _companions_in(folder):

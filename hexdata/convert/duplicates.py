@@ -148,20 +148,20 @@ def find_duplicates(
     """Find the games with equal hashes, and write the table ``duplicates`` into the spool of each source.
 
     Args:
-        new: the games of the sources of this run, in ascending ``first_game`` and without gaps.
-        stored: the files of the store's table games, in ascending ``first_game``, which is below all of
+        new: The games of the sources of this run, in ascending ``first_game`` and without gaps.
+        stored: The files of the store's table games, in ascending ``first_game``, which is below all of
             ``new``.
-        board_size: n.
-        folder: folder for temporary files, which is removed at the end.
-        run_tasks: runs the tasks, if they are many.
-        progress: receives the progress. Default: ignores it.
-        limits: division of the search. Default None: according to the number of games.
+        board_size: N.
+        folder: Folder for temporary files, which is removed at the end.
+        run_tasks: Runs the tasks, if they are many.
+        progress: Receives the progress. Default: ignores it.
+        limits: Division of the search. Default None: according to the number of games.
 
     Returns:
         The counts of each source, in the order of ``new``.
 
     Raises:
-        StoreError: a temporary file, or a file of the store, is missing or damaged.
+        StoreError: A temporary file, or a file of the store, is missing or damaged.
     """
     total = sum(source.games for source in new)
     known = sum(file.games for file in stored)
@@ -255,9 +255,9 @@ class GameIdentities:
         """Return the identities of games.
 
         Args:
-            games: batch with ``game_hash``, ``moves`` and ``first_player``.
-            winner: winner of each game, int64 (N,): 0 blue, 1 red, -1 unknown.
-            board_size: n.
+            games: Batch with ``game_hash``, ``moves`` and ``first_player``.
+            winner: Winner of each game, int64 (N,): 0 blue, 1 red, -1 unknown.
+            board_size: N.
         """
         first = column(games, "first_player", 0)
         moves = games.column("moves")
@@ -283,9 +283,9 @@ def _is_rotated(moves: pa.ListArray, first: Array, board_size: int) -> npt.NDArr
     """Return which games differ from their canonical image (``board.canonical_moves``) by a rotation.
 
     Args:
-        moves: the moves of each game, (G,).
-        first: the first player of each game, (G,).
-        board_size: n.
+        moves: The moves of each game, (G,).
+        first: The first player of each game, (G,).
+        board_size: N.
     """
     table = symmetry_table(board_size).astype(np.int64)
     starts = moves.offsets.to_numpy()
@@ -361,14 +361,14 @@ def _read(path: AnyPath, start: int, dtype: Any, sizes: Iterable[int], checksums
     """Read records of a temporary file.
 
     Args:
-        path: the file.
-        start: offset of the first record, in bytes.
-        dtype: type of a record.
-        sizes: number of records in each part that has a checksum.
+        path: The file.
+        start: Offset of the first record, in bytes.
+        dtype: Type of a record.
+        sizes: Number of records in each part that has a checksum.
         checksums: CRC-32 of each part.
 
     Raises:
-        StoreError: the file is missing or damaged.
+        StoreError: The file is missing or damaged.
     """
     sizes = [int(size) * dtype.itemsize for size in sizes]
     try:
@@ -390,8 +390,8 @@ def _sort(high: Array, low: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
     """Sort hashes; equal ones keep their order.
 
     Args:
-        high: one half of each hash, uint64 (N,).
-        low: the other half, uint64 (N,).
+        high: One half of each hash, uint64 (N,).
+        low: The other half, uint64 (N,).
 
     Returns:
         The indices in ascending hash, int64 (N,); and which of them have the hash of the one before, (N,).
@@ -411,11 +411,11 @@ def _write_run(
     """Write a run.
 
     Args:
-        path: the file.
+        path: The file.
         first_game: ``game_id`` of row 0.
-        games: the games, in ascending id.
-        buckets: number of ranges of hashes that get a checksum.
-        rows: row of each game, for games of the store. Default None: the games are consecutive.
+        games: The games, in ascending id.
+        buckets: Number of ranges of hashes that get a checksum.
+        rows: Row of each game, for games of the store. Default None: the games are consecutive.
     """
     halves = np.ascontiguousarray(games.hashes).view("<u8")
     order, same = _sort(halves[:, 0], halves[:, 1])
@@ -449,11 +449,11 @@ def write_runs(
     """Write the runs of some sources; return them in ascending id.
 
     Args:
-        sources: the sources.
-        number: number of this task, for the names of the files.
-        board_size: n.
-        folder: folder of the runs.
-        limits: division of the search.
+        sources: The sources.
+        number: Number of this task, for the names of the files.
+        board_size: N.
+        folder: Folder of the runs.
+        limits: Division of the search.
     """
     runs: list[_Run] = []
     pending: list[GameIdentities] = []
@@ -512,13 +512,13 @@ def write_stored_runs(
     read.
 
     Args:
-        files: the files.
-        number: number of this task, for the names of the runs.
-        filter_path: file of ``_write_filter``.
-        checksum: its checksum.
-        board_size: n.
-        folder: folder of the runs.
-        limits: division of the search.
+        files: The files.
+        number: Number of this task, for the names of the runs.
+        filter_path: File of ``_write_filter``.
+        checksum: Its checksum.
+        board_size: N.
+        folder: Folder of the runs.
+        limits: Division of the search.
     """
     size = storage_of(filter_path).size() or 0
     occurs = _read(filter_path, 0, np.dtype(bool), [size], [checksum])
@@ -552,8 +552,8 @@ def _candidates(
     """Yield the first games of their hash in a file, as far as their hashes may occur.
 
     Args:
-        path: the file.
-        occurs: which beginnings of hashes occur.
+        path: The file.
+        occurs: Which beginnings of hashes occur.
 
     Yields:
         The rows of the games in the file, and a batch of them with ``_COLUMNS``.
@@ -605,9 +605,9 @@ def find_first_games(stored: Sequence[_Piece], new: Sequence[_Piece], path: AnyP
     """Find the first game of each hash in one range, and write it for each leader of ``new``.
 
     Args:
-        stored: the leaders of the range in the runs of stored games, in ascending id.
-        new: those in the runs of new games, in ascending id.
-        path: the file to write.
+        stored: The leaders of the range in the runs of stored games, in ascending id.
+        new: Those in the runs of new games, in ascending id.
+        path: The file to write.
 
     Returns:
         The checksum of each piece of ``new`` in the file.
@@ -660,8 +660,8 @@ def write_duplicates(
     """Write the table ``duplicates`` of some sources; return the counts of each.
 
     Args:
-        sources: the sources.
-        runs: their runs, each with the results of all ranges.
+        sources: The sources.
+        runs: Their runs, each with the results of all ranges.
     """
     resolved = (table for run, answers in runs for table in [_resolve(run, answers)])
     pending = DUPLICATES.empty_table()

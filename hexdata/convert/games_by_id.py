@@ -45,9 +45,9 @@ def collection_key(file: SourceFile, facts: SpoolFacts, convention: Convention |
     KataHex are one collection.
 
     Args:
-        file: the source, with its digest.
-        facts: facts of the source.
-        convention: value convention of the source.
+        file: The source, with its digest.
+        facts: Facts of the source.
+        convention: Value convention of the source.
     """
     if not facts.with_id:
         return f"no ids, {convention}"
@@ -70,10 +70,10 @@ def resolve_collection(
     winner, and no ply occurs twice. Otherwise the id does not identify a game, and the game is unknown.
 
     Args:
-        spools: the spools of all files of the shuffle.
-        with_id: number of their positions that have a ``line_idx``. They are processed in parts of about
+        spools: The spools of all files of the shuffle.
+        with_id: Number of their positions that have a ``line_idx``. They are processed in parts of about
             ``PART_ROWS`` positions. Memory also grows by 4 bytes per position of the shuffle.
-        board_size: n.
+        board_size: N.
         side_positions: If True, a ply may occur several times, and positions without a ply and a winner
             belong to the game, too. Default False.
 
@@ -108,10 +108,10 @@ def _read_part(
     """Return the N positions of a spool whose ``line_idx`` modulo ``parts`` is ``part``.
 
     Args:
-        spool: the spool to read.
-        part: number of the part, from 0.
-        parts: number of parts.
-        origins: number of each origin; new origins are added.
+        spool: The spool to read.
+        part: Number of the part, from 0.
+        parts: Number of parts.
+        origins: Number of each origin; new origins are added.
 
     Returns:
         Their rows, (N,); their ``IDS``, int64 (N, 3), with the number of the origin; and their ``COLUMNS``,

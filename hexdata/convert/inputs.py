@@ -142,14 +142,14 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> InputFiles:
     bucket.
 
     Args:
-        inputs: files and folders, local or in an object store.
-        store: folder of the store, which is not searched.
+        inputs: Files and folders, local or in an object store.
+        store: Folder of the store, which is not searched.
 
     Raises:
-        InputError: an input does not exist, is neither file nor folder, has no known format, contains no
+        InputError: An input does not exist, is neither file nor folder, has no known format, contains no
             files, or has a key that is no valid path; a folder cannot be listed; or two inputs have the same
             name.
-        StoreError: an object store cannot be listed.
+        StoreError: An object store cannot be listed.
     """
     if not inputs:
         raise InputError("no inputs", expected="files or folders to convert")
@@ -212,8 +212,8 @@ def name_suffixes(names: Iterable[str], most: int = 5) -> str:
     """Return the number of files with each suffix, such as "312 *.pt, 2 *.csv, README", most frequent first.
 
     Args:
-        names: names of the files.
-        most: maximum number of suffixes. Default 5; the others are counted together.
+        names: Names of the files.
+        most: Maximum number of suffixes. Default 5; the others are counted together.
     """
     counts: Counter[str] = Counter()
     for name in names:
@@ -229,7 +229,7 @@ def _found_instead(skipped: list[tuple[str, str]]) -> str | None:
     """Return which files are in a folder without sources, or None if it is empty.
 
     Args:
-        skipped: name and cause of each file.
+        skipped: Name and cause of each file.
     """
     unknown = [name for name, cause in skipped if cause == SkipCause.UNKNOWN_NAME]
     texts = [name_suffixes(unknown)] if unknown else []
@@ -361,13 +361,13 @@ def _is_wanted(input_path: RemotePath, below: str, size: int, *, alone: bool) ->
     """Return whether an object may be a source or is reported as skipped.
 
     Args:
-        input_path: the input.
-        below: key of the object relative to the input's folder.
-        size: size of the object in bytes.
-        alone: the input is this object itself, so any name is accepted.
+        input_path: The input.
+        below: Key of the object relative to the input's folder.
+        size: Size of the object in bytes.
+        alone: The input is this object itself, so any name is accepted.
 
     Raises:
-        InputError: a part of the key is empty, "." or "..", so no file path corresponds to it.
+        InputError: A part of the key is empty, "." or "..", so no file path corresponds to it.
     """
     *folders, name = below.split("/")
     if not name and not size:
@@ -399,8 +399,8 @@ def digest_source(path: AnyPath) -> SourceDigest:
     """Return the digest of a file, or a ``problem`` and no digest if the file cannot be read.
 
     Raises:
-        InputError: the disk failed, so nothing is known about the file.
-        StoreError: an object store did not answer, so nothing is known about the object.
+        InputError: The disk failed, so nothing is known about the file.
+        StoreError: An object store did not answer, so nothing is known about the object.
     """
     version = ""
     try:
@@ -415,8 +415,8 @@ def require_answer(path: AnyPath, error: OSError) -> None:
     """Raise unless an error on reading a source concerns the file itself, such as its permissions.
 
     Raises:
-        InputError: the disk failed, so nothing is known about the file.
-        StoreError: an object store did not answer.
+        InputError: The disk failed, so nothing is known about the file.
+        StoreError: An object store did not answer.
     """
     if storage_of(path).is_temporary(error):
         with translate_errors(path):
@@ -444,8 +444,8 @@ def new_sources(
     """Split the sources into new ones and ones whose bytes are already known.
 
     Args:
-        sources: sources with digests, sorted by name.
-        known: the sources of the store, in the order of their ids.
+        sources: Sources with digests, sorted by name.
+        known: The sources of the store, in the order of their ids.
 
     Returns:
         The new sources, with ``base`` if the store has positions of a source with the same name and other
@@ -473,13 +473,13 @@ def find_new_lines(
     If the last line was incomplete, it is read again as a whole.
 
     Args:
-        source: the file with its digest.
-        base: the source that it was.
-        last_rejected: returns whether the last record of ``base`` was rejected.
-        board_size: board size of the store.
+        source: The file with its digest.
+        base: The source that it was.
+        last_rejected: Returns whether the last record of ``base`` was rejected.
+        board_size: Board size of the store.
 
     Raises:
-        SourceChangedError: the file is no TRMPH text without gzip; or it does not begin with the bytes that
+        SourceChangedError: The file is no TRMPH text without gzip; or it does not begin with the bytes that
             it had; or its last line was incomplete and was read as a game.
     """
     path = source.path

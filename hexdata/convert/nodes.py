@@ -74,8 +74,8 @@ class NodeMaker:
         moves at this ply if blue began.
 
         Args:
-            raw: positions with the columns ``EVIDENCE``.
-            first_row: row number of the first position.
+            raw: Positions with the columns ``EVIDENCE``.
+            first_row: Row number of the first position.
 
         Returns:
             A batch with the schema ``NODES``.

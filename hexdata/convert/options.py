@@ -20,28 +20,28 @@ class ConvertOptions(WorkerOptions):
     """Options of ``convert_sources``.
 
     Attributes:
-        workers: number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
+        workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
             allows.
-        memory: memory limit in bytes for all processes together. Default 1 GB.
-        max_reject_rate: largest share of rejected records, and of the bytes of files rejected as a whole,
+        memory: Memory limit in bytes for all processes together. Default 1 GB.
+        max_reject_rate: Largest share of rejected records, and of the bytes of files rejected as a whole,
             from 0 to 1. Above it, nothing is published. Default 0.01.
-        value_convention: convention of sources whose games and layout do not show it, "blue-is-0" or
+        value_convention: Convention of sources whose games and layout do not show it, "blue-is-0" or
             "blue-is-1". With "auto", the default, such a source is an error.
-        val: share of games in the validation split, from 0 to 1. Default 0.05.
-        test: share of games in the test split, from 0 to 1. Default 0.01.
-        salvage: keep the complete examples before the damage of a truncated or corrupt file. Default False.
-        truncate_repeats: cut games before the first move on an occupied cell, as the legacy tool did.
+        val: Share of games in the validation split, from 0 to 1. Default 0.05.
+        test: Share of games in the test split, from 0 to 1. Default 0.01.
+        salvage: Keep the complete examples before the damage of a truncated or corrupt file. Default False.
+        truncate_repeats: Cut games before the first move on an occupied cell, as the legacy tool did.
             Default False.
-        board_size: convert only files of this board size, from 3 to 32, and skip files of other sizes.
+        board_size: Convert only files of this board size, from 3 to 32, and skip files of other sizes.
             Of files of KataHex, which have several sizes, only the positions of this size. Default None:
             files of several sizes are an error.
-        max_positions: maximum number of positions in the store. Files are converted as a whole, in the order
+        max_positions: Maximum number of positions in the store. Files are converted as a whole, in the order
             of their names; the first one with which the store would have more, and all files after it, are
             skipped. Default None: no maximum.
 
     Raises:
-        ConfigError: a value is out of range.
-        BudgetError: the workers, or even one worker, do not fit into the memory.
+        ConfigError: A value is out of range.
+        BudgetError: The workers, or even one worker, do not fit into the memory.
     """
 
     WORKER_MEMORY: ClassVar[int] = 400 << 20
@@ -80,19 +80,19 @@ class ConvertResult:
     """The result of a run of ``convert_sources``; all counts refer to the sources of this run.
 
     Attributes:
-        sources: number of sources converted.
-        skipped: number of files that were not read: those of ``skipped_files``.
-        records: number of records read; ``positions`` + ``rejected``.
-        positions: number of positions accepted.
-        rejected: number of records rejected.
-        games: number of games.
-        duplicate_games: number of games that duplicate an earlier game.
-        reasons: reason code to number of rejected records, most frequent first.
-        failed_files: name to reason of each file that was rejected as a whole.
-        flags: flag to number of games that have it.
-        notes: notes on the run, such as a given value convention that some files did not need.
-        file_notes: name to notes of each source of this run that has notes.
-        skipped_files: name to cause of each file that was not read: "known-bytes", if the store or an earlier
+        sources: Number of sources converted.
+        skipped: Number of files that were not read: those of ``skipped_files``.
+        records: Number of records read; ``positions`` + ``rejected``.
+        positions: Number of positions accepted.
+        rejected: Number of records rejected.
+        games: Number of games.
+        duplicate_games: Number of games that duplicate an earlier game.
+        reasons: Reason code to number of rejected records, most frequent first.
+        failed_files: Name to reason of each file that was rejected as a whole.
+        flags: Flag to number of games that have it.
+        notes: Notes on the run, such as a given value convention that some files did not need.
+        file_notes: Name to notes of each source of this run that has notes.
+        skipped_files: Name to cause of each file that was not read: "known-bytes", if the store or an earlier
             source of this run has the same bytes; "unknown-name", if a folder contains it and its name
             is not one of a source; "board-size", if ``board_size`` was given and is another one;
             "max-positions", if it is beyond ``max_positions``; or "no-file", for a pipe, a socket or a

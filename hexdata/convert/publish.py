@@ -54,9 +54,9 @@ def publish_positions(spool: Spool, path: AnyPath, assigned: Assignment) -> File
     """Write the positions of one source to a Parquet file, in record order.
 
     Args:
-        spool: spool of the source.
-        path: the file to write.
-        assigned: ids and convention of the source.
+        spool: Spool of the source.
+        path: The file to write.
+        assigned: Ids and convention of the source.
 
     Returns:
         Rows, size and digest of the file.
@@ -167,9 +167,9 @@ def publish_games(spool: Spool, path: AnyPath, assigned: Assignment) -> FileFact
     """Write the games of one source to a Parquet file.
 
     Args:
-        spool: spool of the source, with the table ``duplicates``.
-        path: the file to write.
-        assigned: ids and convention of the source.
+        spool: Spool of the source, with the table ``duplicates``.
+        path: The file to write.
+        assigned: Ids and convention of the source.
 
     Returns:
         Rows, size and digest of the file.

@@ -87,15 +87,15 @@ class ConvertRun:
     """A run under the store's lock. Each method is one step, called in order by ``convert``.
 
     Args:
-        store: the open store, locked for writing.
-        options: options of the conversion.
-        progress: receives progress reports and notes.
-        engine: runs the tasks of the sources.
-        files: the input files.
-        inputs: the inputs as given, for error messages.
+        store: The open store, locked for writing.
+        options: Options of the conversion.
+        progress: Receives progress reports and notes.
+        engine: Runs the tasks of the sources.
+        files: The input files.
+        inputs: The inputs as given, for error messages.
 
     Raises:
-        ConfigError: the store was created with other shares of val and test, or has another board size.
+        ConfigError: The store was created with other shares of val and test, or has another board size.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ConvertRun:
         """Return the options if their splits are those of the store, since a game's split never changes.
 
         Raises:
-            ConfigError: the store was created with other shares of val and test.
+            ConfigError: The store was created with other shares of val and test.
         """
         recorded = store.manifest.stages.get("convert")
         if recorded is None or (recorded["val"], recorded["test"]) == (options.val, options.test):
@@ -144,7 +144,7 @@ class ConvertRun:
         """Return the options if their board size is that of the store.
 
         Raises:
-            ConfigError: the store has another board size.
+            ConfigError: The store has another board size.
         """
         size = store.manifest.board_size
         if None in (size, options.board_size) or size == options.board_size:
@@ -181,7 +181,7 @@ class ConvertRun:
         """Check the tables of the store that are read, and that those of positions have their sizes.
 
         Raises:
-            StoreError: a file is missing or damaged.
+            StoreError: A file is missing or damaged.
         """
         require_intact(self.store, _READ_TABLES, engine=self.engine, progress=self.progress)
         for name in self.store.missing("positions"):
@@ -222,7 +222,7 @@ class ConvertRun:
         """Return a file to which lines were appended since it was ``base``, with the part to read.
 
         Raises:
-            SourceChangedError: its old bytes have changed.
+            SourceChangedError: Its old bytes have changed.
         """
 
         def last_rejected() -> bool:
@@ -265,7 +265,7 @@ class ConvertRun:
         """Read the files, in the order of their names up to ``max_positions``; skip the others.
 
         Raises:
-            ConfigError: the store would have no positions, since the first file has more.
+            ConfigError: The store would have no positions, since the first file has more.
         """
         self.progress.begin("read", sum(file.new_bytes for file in files), "bytes")
         self.seconds = sum(map(_seconds_of, files))
@@ -288,14 +288,14 @@ class ConvertRun:
         Files are read in groups, each as large as the remaining positions need according to the files before.
 
         Args:
-            files: the files, in order.
-            most: maximum number of positions in the store.
+            files: The files, in order.
+            most: Maximum number of positions in the store.
 
         Returns:
             The facts of these files, by name and in order.
 
         Raises:
-            ConfigError: the store would have no positions, since the first file with positions has more.
+            ConfigError: The store would have no positions, since the first file with positions has more.
         """
         stored = positions = self.store.manifest.counts.get("positions", 0)
         kept: dict[str, SpoolFacts] = {}
@@ -358,7 +358,7 @@ class ConvertRun:
         """Set the value convention of each source: by its own evidence, else the given one.
 
         Raises:
-            InputError: the convention of some sources is undecided; the error lists all of them.
+            InputError: The convention of some sources is undecided; the error lists all of them.
         """
         result = [self._with_convention(source) for source in sources]
         undecided = [s for s in result if s.facts.positions and s.decision is None]
@@ -389,7 +389,7 @@ class ConvertRun:
         """Return the sources of one board size: all, or those of the option ``board_size``.
 
         Raises:
-            InputError: the sources have several sizes and the option is not given; or the store is new and
+            InputError: The sources have several sizes and the option is not given; or the store is new and
                 none has the given size.
         """
         by_size: dict[int, list[ConvertSource]] = {}
@@ -472,7 +472,7 @@ class ConvertRun:
         """Choose the optional columns of each source. Columns that readers give have precedence.
 
         Raises:
-            InputError: the store cannot have a column that a reader gives.
+            InputError: The store cannot have a column that a reader gives.
         """
         known = self.store.manifest.targets
         _, refused, declared = choose_targets(known, [source.facts.declared for source in sources])
@@ -550,7 +550,7 @@ class ConvertRun:
         """Check the share of rejected records, and of the bytes of files rejected as a whole.
 
         Raises:
-            RejectRateError: a share is above ``max_reject_rate``.
+            RejectRateError: A share is above ``max_reject_rate``.
         """
         limit = self.options.max_reject_rate
         if _reject_rate(sources) <= limit:
@@ -587,8 +587,8 @@ class ConvertRun:
         """Record the files with known bytes as skipped.
 
         Args:
-            same: such files, each with the name of the source that has the same bytes.
-            left_out: names of files of this run that are skipped because of their board size or
+            same: Such files, each with the name of the source that has the same bytes.
+            left_out: Names of files of this run that are skipped because of their board size or
                 ``max_positions``.
         """
         for file, name in same:
@@ -774,8 +774,8 @@ class ConvertRun:
         """Return a note on files that have not the given convention, if there are any.
 
         Args:
-            sources: the sources of this run.
-            same: names of the store's sources whose bytes were among the inputs.
+            sources: The sources of this run.
+            same: Names of the store's sources whose bytes were among the inputs.
         """
         given = self.options.value_convention
         if given == "auto":
@@ -848,7 +848,7 @@ def _check_position_count(source: ConvertSource, written: dict[str, FileFacts]) 
     """Check that every position of the spool was written.
 
     Raises:
-        StoreError: the number of positions written differs.
+        StoreError: The number of positions written differs.
     """
     rows = sum(facts.rows for name, facts in written.items() if name.startswith("positions/"))
     if rows != source.facts.positions:

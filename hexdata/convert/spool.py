@@ -148,8 +148,8 @@ class SpoolFacts:
         """Return the facts of a file that is rejected as a whole.
 
         Args:
-            reason: reason code.
-            detail: message.
+            reason: Reason code.
+            detail: Message.
         """
         return cls(records=1, rejected=1, failure=(reason, encodable(detail)))
 
@@ -166,7 +166,7 @@ class Spool:
         The file is one line: a SHA-256, a space and the JSON with that digest.
 
         Raises:
-            StoreError: the file of the facts is damaged.
+            StoreError: The file of the facts is damaged.
         """
         try:
             data = read_bounded(self.folder / "facts.json")
@@ -207,9 +207,9 @@ class Spool:
         """Yield the batches of a table.
 
         Args:
-            table: name of the table, such as "raw", "rows", "games", "rejected" or "findings". If its file
+            table: Name of the table, such as "raw", "rows", "games", "rejected" or "findings". If its file
                 does not exist, nothing is yielded.
-            columns: columns to read and decompress. Default None: all.
+            columns: Columns to read and decompress. Default None: all.
         """
         path = self.folder / f"{table}.arrow"
         try:
@@ -273,8 +273,8 @@ def write_arrow(path: AnyPath, schema: pa.Schema) -> Iterator[pa.ipc.RecordBatch
     again if they differ.
 
     Args:
-        path: the file to write.
-        schema: schema of the table.
+        path: The file to write.
+        schema: Schema of the table.
 
     Yields:
         The writer of the file, which is renamed to ``path`` when the block ends without an error.
@@ -308,21 +308,21 @@ def read_source(
     A file that cannot be decoded raises no error: its facts state the ``failure``.
 
     Args:
-        path: the source.
-        folder: folder of the spool.
-        reading: options that affect the content of the spool.
+        path: The source.
+        folder: Folder of the spool.
+        reading: Options that affect the content of the spool.
         version: ``Storage.version`` of the source when it was digested.
-        size: number of bytes of the source when it was digested.
-        sha256: digest of these bytes. Lines appended to a TRMPH text since then are not read.
+        size: Number of bytes of the source when it was digested.
+        sha256: Digest of these bytes. Lines appended to a TRMPH text since then are not read.
 
     Returns:
         The facts of the source; only the board size if it is not the one in ``reading``.
 
     Raises:
-        SourceChangedError: the source has changed since it was digested.
-        InputError: the disk fails to read the source.
-        StoreError: an object store does not answer, or the facts of an existing spool are damaged.
-        OSError: the spool cannot be written.
+        SourceChangedError: The source has changed since it was digested.
+        InputError: The disk fails to read the source.
+        StoreError: An object store does not answer, or the facts of an existing spool are damaged.
+        OSError: The spool cannot be written.
     """
     spool = Spool(folder)
     facts = spool.facts()
@@ -365,7 +365,7 @@ def _require_version(path: AnyPath, version: str) -> None:
     A missing source passes, because reading it has raised an error already.
 
     Raises:
-        SourceChangedError: the source has another version.
+        SourceChangedError: The source has another version.
     """
     with translate_errors(path):
         found = storage_of(path).version()
@@ -386,7 +386,7 @@ def _require_version_or_growth(
         Whether the source has grown: it has another version, but still begins with the digested bytes.
 
     Raises:
-        SourceChangedError: the source has changed otherwise.
+        SourceChangedError: The source has changed otherwise.
     """
     try:
         _require_version(path, version)
@@ -425,9 +425,9 @@ def _translate_read_errors(path: AnyPath) -> Iterator[None]:
     """Convert an ``OSError`` on reading the source to a ``FormatError``. Wrap no code that writes a spool.
 
     Raises:
-        FormatError: the source cannot be read; its code is ``Reason.UNREADABLE``.
-        InputError: the disk failed, so nothing is known about the source.
-        StoreError: an object store does not answer, so nothing is known about the source.
+        FormatError: The source cannot be read; its code is ``Reason.UNREADABLE``.
+        InputError: The disk failed, so nothing is known about the source.
+        StoreError: An object store does not answer, so nothing is known about the source.
     """
     try:
         yield
@@ -524,8 +524,8 @@ def _accepted(
     """Read a source: yield its valid positions, write the other records to ``rejected``, and count both.
 
     Raises:
-        _OtherBoardSize: the source has another board size than the requested one.
-        FormatError: the source cannot be read, or far more records are rejected than accepted.
+        _OtherBoardSize: The source has another board size than the requested one.
+        FormatError: The source cannot be read, or far more records are rejected than accepted.
     """
     mixed_sizes = isinstance(reader, SizeSelectingReader)
     for batch in _batches(path, reader):
@@ -595,8 +595,8 @@ def complete_spools(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> lis
     written to ``findings`` of the first spool, one row per game.
 
     Args:
-        spools: the spools of a source or of a collection; the first has the table ``games``.
-        facts: facts of each spool, which are updated.
+        spools: The spools of a source or of a collection; the first has the table ``games``.
+        facts: Facts of each spool, which are updated.
 
     Returns:
         The spool that now contains the tables of each source: itself, or its ``cut``.

@@ -161,8 +161,8 @@ def note_of_unused_option(names: list[str], given: str) -> str | None:
     """Return a note on the files whose convention is not the given one.
 
     Args:
-        names: names of these files.
-        given: the convention given with ``--value-convention``.
+        names: Names of these files.
+        given: The convention given with ``--value-convention``.
 
     Returns:
         The note, or None if there are no such files.
@@ -233,8 +233,8 @@ def _run_of(header: Mapping[str, Any], name: str) -> dict[str, Any]:
     The date is that of the header; if the header states none, that of the source's name.
 
     Args:
-        header: header of the source.
-        name: name of the source.
+        header: Header of the source.
+        name: Name of the source.
     """
     run, changes = header.get("run"), header.get("run_changes")
     run = dict(run) if isinstance(run, dict) else {}
@@ -331,7 +331,7 @@ def refuse_large_headers(facts: dict[str, SpoolFacts]) -> None:
     """Reject the sources with the largest headers, so that the others are within ``_LARGE_HEADERS``.
 
     Args:
-        facts: facts of each source by name; those of rejected sources are replaced.
+        facts: Facts of each source by name; those of rejected sources are replaced.
     """
     left = _LARGE_HEADERS
     sizes = [(f.header_bytes, name) for name, f in facts.items() if f.header_bytes > SMALL_HEADER]

@@ -33,7 +33,7 @@ def find_cuts(spools: Sequence[SpoolTables]) -> Cuts:
     Such a move in the last position of a game does not count, because it was not played.
 
     Args:
-        spools: spools that share their games; the first has the table ``games``.
+        spools: Spools that share their games; the first has the table ``games``.
     """
     count = sum(batch.num_rows for batch in spools[0].batches("games", ["positions"]))
     cuts = np.full(count, NO_CUT, np.int64)
@@ -54,8 +54,8 @@ def cut_rows(
     The last position kept of a truncated game becomes a final position, without a move.
 
     Args:
-        spool: spool of a source.
-        cuts: result of ``find_cuts``, (G,).
+        spool: Spool of a source.
+        cuts: Result of ``find_cuts``, (G,).
         lost: int64 (G,); the number of positions removed from each game is added to it.
     """
     for raw, rows in read_aligned(spool, None, ROWS.names):
@@ -81,10 +81,10 @@ def cut_games(
     A game with missing moves keeps its hash. The stated end of a truncated game does not apply to it.
 
     Args:
-        spool: spool with the table ``games``.
-        cuts: result of ``find_cuts``, (G,).
-        lost: number of positions removed from each game, int64 (G,).
-        board_size: n.
+        spool: Spool with the table ``games``.
+        cuts: Result of ``find_cuts``, (G,).
+        lost: Number of positions removed from each game, int64 (G,).
+        board_size: N.
     """
     done = 0
     for batch in spool.batches("games"):

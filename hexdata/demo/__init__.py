@@ -57,8 +57,8 @@ class DemoOptions:
     """Options of :func:`make_legacy`.
 
     Attributes:
-        games: number of games. Default 1500.
-        seed: seed of the games. Default 7. Game i of a seed does not depend on ``games``.
+        games: Number of games. Default 1500.
+        seed: Seed of the games. Default 7. Game i of a seed does not depend on ``games``.
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
@@ -109,13 +109,13 @@ def make_legacy(
     If the folder contains the same demo, complete or interrupted, existing files are kept.
 
     Args:
-        folder: local folder that is new, empty, or contains the same demo.
-        options: number of games and seed. Default None: the defaults of :class:`DemoOptions`.
-        progress: receives progress reports.
+        folder: Local folder that is new, empty, or contains the same demo.
+        options: Number of games and seed. Default None: the defaults of :class:`DemoOptions`.
+        progress: Receives progress reports.
 
     Raises:
-        ConfigError: the folder is a remote address, or contains another demo or other files.
-        BudgetError: the disk is full.
+        ConfigError: The folder is a remote address, or contains another demo or other files.
+        BudgetError: The disk is full.
     """
     options = options or DemoOptions()
     target = local_path(folder, FOLDER)

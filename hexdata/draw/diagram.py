@@ -24,15 +24,15 @@ class Shades:
     """Numbers per cell, drawn as shades: larger numbers are darker.
 
     Attributes:
-        values: numbers of the cells (n·n,) or (n, n), not negative; NaN for cells without a shade.
-        label: description of the numbers, shown in the legend.
-        texts: texts written into the cells (n·n,); an empty text writes nothing. Default None: no texts.
-        share: whether the numbers are shares from 0 to 1, shown as percentages. Default False.
+        values: Numbers of the cells (n·n,) or (n, n), not negative; NaN for cells without a shade.
+        label: Description of the numbers, shown in the legend.
+        texts: Texts written into the cells (n·n,); an empty text writes nothing. Default None: no texts.
+        share: Whether the numbers are shares from 0 to 1, shown as percentages. Default False.
         scale: ``"linear"`` (default), or ``"sqrt"``, which makes small numbers visible beside large ones.
-        top: number of the darkest shade. Default None: the largest number.
+        top: Number of the darkest shade. Default None: the largest number.
 
     Raises:
-        ConfigError: a number is negative or infinite, or an attribute has the wrong length or value.
+        ConfigError: A number is negative or infinite, or an attribute has the wrong length or value.
     """
 
     values: npt.NDArray[Any]
@@ -87,20 +87,20 @@ class Diagram:
     """Drawing of one board of size n.
 
     Attributes:
-        size: board size n, from 3 to 32.
-        planes: blue and red stones (2, n, n), any dtype, 0 for empty. Default None: an empty board.
-        last_move: cell index of the last move, which is marked.
-        next_move: cell index of the next move, which is marked.
-        player: player of the next move, ``BLUE`` or ``RED``; determines the colour of the mark.
-        numbers: numbers written on stones, by cell index, such as plies.
-        shades: numbers drawn as shades of the cells.
-        title: accessible description of the drawing.
-        caption: short texts below the board; only those longer than a line are split.
-        differing: indices of cells that differ from another board, which are highlighted.
+        size: Board size n, from 3 to 32.
+        planes: Blue and red stones (2, n, n), any dtype, 0 for empty. Default None: an empty board.
+        last_move: Cell index of the last move, which is marked.
+        next_move: Cell index of the next move, which is marked.
+        player: Player of the next move, ``BLUE`` or ``RED``; determines the colour of the mark.
+        numbers: Numbers written on stones, by cell index, such as plies.
+        shades: Numbers drawn as shades of the cells.
+        title: Accessible description of the drawing.
+        caption: Short texts below the board; only those longer than a line are split.
+        differing: Indices of cells that differ from another board, which are highlighted.
 
     Raises:
-        FormatError: the board size is not supported.
-        ConfigError: an attribute does not fit the board size.
+        FormatError: The board size is not supported.
+        ConfigError: An attribute does not fit the board size.
     """
 
     size: int

@@ -42,17 +42,17 @@ def film_svg(
     """Draw boards of the same size in rows, each with its caption below.
 
     Args:
-        frames: the boards; their titles and shades are ignored.
-        columns: number of boards per row. Default None: about as many as there are rows, at most 6.
-        title: accessible description of the drawing.
-        caption: texts above the boards.
-        frame: horizontal distance between boards, in pixels. Default 200.
+        frames: The boards; their titles and shades are ignored.
+        columns: Number of boards per row. Default None: about as many as there are rows, at most 6.
+        title: Accessible description of the drawing.
+        caption: Texts above the boards.
+        frame: Horizontal distance between boards, in pixels. Default 200.
 
     Returns:
         One ``<svg>`` element.
 
     Raises:
-        ConfigError: there are no boards, the sizes differ, or ``columns`` is below 1.
+        ConfigError: There are no boards, the sizes differ, or ``columns`` is below 1.
     """
     sizes = {frame.size for frame in frames}
     if len(sizes) != 1:

@@ -65,7 +65,7 @@ def board_svg(diagram: Diagram) -> str:
     with a dashed ring. A page can set the colours with CSS variables.
 
     Args:
-        diagram: the drawing.
+        diagram: The drawing.
 
     Returns:
         One ``<svg>`` element with a title, for use in HTML or as a file.

@@ -51,10 +51,10 @@ def board_text(
     tenths of the darkest shade. Each row is shifted by half a cell to the right.
 
     Args:
-        diagram: the drawing; numbers on stones are not shown.
-        color: whether to use ANSI escape sequences. Default False.
-        unicode: whether to use characters beyond ASCII. Default True.
-        width: maximum line length of the legend and the caption. Default 78.
+        diagram: The drawing; numbers on stones are not shown.
+        color: Whether to use ANSI escape sequences. Default False.
+        unicode: Whether to use characters beyond ASCII. Default True.
+        width: Maximum line length of the legend and the caption. Default 78.
 
     Returns:
         Lines of text, with a newline at the end.

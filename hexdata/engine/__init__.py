@@ -25,10 +25,10 @@ class EngineOptions:
 
     Attributes:
         name: ``"local"`` (default) or ``"ray"``.
-        address: address of a Ray cluster. Default None.
+        address: Address of a Ray cluster. Default None.
 
     Raises:
-        ConfigError: the engine is unknown or accepts no address.
+        ConfigError: The engine is unknown or accepts no address.
     """
 
     name: str = "local"
@@ -58,14 +58,14 @@ def open_engine(
 
     Args:
         name: ``"local"`` (default) or ``"ray"``.
-        address: address of a Ray cluster, such as ``"10.0.0.1:6379"``, or ``"auto"`` for the cluster that
+        address: Address of a Ray cluster, such as ``"10.0.0.1:6379"``, or ``"auto"`` for the cluster that
             this machine belongs to. Default None: ``RAY_ADDRESS`` if set, otherwise a temporary cluster is
             started on this machine.
-        note: function called with messages for the user, such as the reason why a task is repeated.
+        note: Function called with messages for the user, such as the reason why a task is repeated.
 
     Raises:
-        ConfigError: the engine is unknown or accepts no address.
-        EngineError: the cluster does not answer.
+        ConfigError: The engine is unknown or accepts no address.
+        EngineError: The cluster does not answer.
     """
     options = EngineOptions(name, address)
     if options.name == "local":

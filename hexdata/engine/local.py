@@ -62,7 +62,7 @@ class LocalEngine:
         ``memory`` and ``cores`` are not enforced, and no task is started twice.
 
         Raises:
-            HexdataError: a worker process died, for example because it was killed or memory ran out.
+            HexdataError: A worker process died, for example because it was killed or memory ran out.
         """
         del memory, copies, cores
         todo = iter(tasks)

@@ -30,10 +30,10 @@ class Machines:
     """The machines that run tasks.
 
     Attributes:
-        count: number of machines.
-        cores: number of cores that tasks may use on each machine; the maximum if they differ.
-        separate: whether the tasks of a shuffle run in separate processes rather than in threads.
-        sizes: cores and bytes of memory that tasks may use on each machine. Default none: as many cores as
+        count: Number of machines.
+        cores: Number of cores that tasks may use on each machine; the maximum if they differ.
+        separate: Whether the tasks of a shuffle run in separate processes rather than in threads.
+        sizes: Cores and bytes of memory that tasks may use on each machine. Default none: as many cores as
             ``cores``, and any memory.
     """
 
@@ -46,7 +46,7 @@ class Machines:
         """Return the number of cores of each machine to use: 1 for little work that runs in this process.
 
         Args:
-            work: approximate CPU seconds of all tasks together.
+            work: Approximate CPU seconds of all tasks together.
         """
         return 1 if work < LITTLE_WORK and not self.separate else self.cores
 
@@ -56,8 +56,8 @@ class Machines:
         Machines that are too small for such tasks remain unused, up to a fifth of all cores.
 
         Args:
-            most: number of cores to use on each machine.
-            memory: bytes of memory that a task uses per core.
+            most: Number of cores to use on each machine.
+            memory: Bytes of memory that a task uses per core.
         """
         sizes = self.sizes or ((self.cores, inf),) * self.count
 
@@ -83,11 +83,11 @@ class Engine(Protocol):
         """Check that every machine runs the same code and sees the same files.
 
         Args:
-            paths: files and folders that tasks will read.
-            folder: existing folder that tasks will write to. Default None.
+            paths: Files and folders that tasks will read.
+            folder: Existing folder that tasks will write to. Default None.
 
         Raises:
-            EngineError: a machine differs.
+            EngineError: A machine differs.
         """
 
     def run(
@@ -106,17 +106,17 @@ class Engine(Protocol):
         between results (such as Ctrl-C), ends all tasks and is raised.
 
         Args:
-            function: function at module level, so that workers can import it; or a ``functools.partial`` of
+            function: Function at module level, so that workers can import it; or a ``functools.partial`` of
                 one, with arguments that all tasks share. They are sent to each machine once.
-            tasks: arguments of each task.
-            workers: number of tasks to run at a time on each machine.
-            memory: memory that a task may use, in bytes.
-            copies: whether a task may run twice at the same time. An engine of several machines then starts
+            tasks: Arguments of each task.
+            workers: Number of tasks to run at a time on each machine.
+            memory: Memory that a task may use, in bytes.
+            copies: Whether a task may run twice at the same time. An engine of several machines then starts
                 a slow task a second time and uses the first result. Default False.
-            cores: number of cores that a task uses. Default 1.
+            cores: Number of cores that a task uses. Default 1.
 
         Raises:
-            HexdataError: a worker died, also when its task was repeated, if the engine repeats tasks.
+            HexdataError: A worker died, also when its task was repeated, if the engine repeats tasks.
         """
 
     def run_light(

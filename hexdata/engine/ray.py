@@ -83,8 +83,8 @@ def connect_engine(address: str | None = None, note: Note = SILENT.note) -> Iter
     ``note`` is called for each repeated task.
 
     Raises:
-        ConfigError: the address is of an unsupported kind, or Ray is not installed.
-        EngineError: the cluster does not answer.
+        ConfigError: The address is of an unsupported kind, or Ray is not installed.
+        EngineError: The cluster does not answer.
     """
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     _set_defaults(address)
@@ -131,8 +131,8 @@ def _require_server(address: str) -> None:
     """Check that a server at an address may be Ray, because Ray would wait for many minutes.
 
     Raises:
-        ConfigError: it is not an address, or that of a Ray Client.
-        EngineError: no server answers, or another kind of server.
+        ConfigError: It is not an address, or that of a Ray Client.
+        EngineError: No server answers, or another kind of server.
     """
     if address in ("auto", "local"):
         return
@@ -345,8 +345,8 @@ class RayEngine:
         Each task is declared with its CPUs and its memory, so that Ray does not overload a machine.
 
         Raises:
-            BudgetError: no node has enough memory or cores for a task.
-            EngineError: a task died repeatedly, no node is left, or a new node failed the checks.
+            BudgetError: No node has enough memory or cores for a task.
+            EngineError: A task died repeatedly, no node is left, or a new node failed the checks.
         """
         return _Run(self, function, tasks, workers, memory + WORKER_EXTRA, copies, cores).results()
 
@@ -563,7 +563,7 @@ def _working_nodes(*, or_none: bool = False) -> list[dict[str, Any]]:
     """Return the running nodes with at least one CPU.
 
     Raises:
-        EngineError: there is none, unless ``or_none`` is true.
+        EngineError: There is none, unless ``or_none`` is true.
     """
     import ray
 
@@ -621,7 +621,7 @@ def _result(ref: Any) -> Any:
     """Return the result of a task or raise its exception; a ``RayError`` if its worker or node died.
 
     Raises:
-        EngineError: the exception of the task cannot be unpickled; the message contains its text.
+        EngineError: The exception of the task cannot be unpickled; the message contains its text.
     """
     import ray
 
@@ -639,7 +639,7 @@ def require_attempts_left(number: int, error: Exception) -> None:
     """Check that a task may be repeated.
 
     Raises:
-        EngineError: it died too often, or the Ray node of this machine died.
+        EngineError: It died too often, or the Ray node of this machine died.
     """
     import ray
 
@@ -693,7 +693,7 @@ def _require_same(name: str, ours: dict[str, str], found: dict[str, str]) -> Non
     """Check that a worker has the versions of the driver.
 
     Raises:
-        EngineError: a version differs.
+        EngineError: A version differs.
     """
     if differing := version_differences(ours, found):
         raise EngineError(

@@ -67,14 +67,14 @@ class PicklesOptions(WorkerOptions):
     Attributes:
         order: "shuffled", the default, for one file per bucket of the shuffle, or "original" for one file
             per source.
-        workers: number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
+        workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
             allows.
-        memory: memory limit in bytes for all processes together. Default 1 GB.
-        level: compression level of gzip, 1 to 9. Default 6.
+        memory: Memory limit in bytes for all processes together. Default 1 GB.
+        level: Compression level of gzip, 1 to 9. Default 6.
 
     Raises:
-        ConfigError: a value is out of range.
-        BudgetError: the workers, or even one worker, do not fit into the memory.
+        ConfigError: A value is out of range.
+        BudgetError: The workers, or even one worker, do not fit into the memory.
     """
 
     WORKER_MEMORY: ClassVar[int] = 250 << 20
@@ -97,12 +97,12 @@ class PicklesResult:
 
     Attributes:
         order: "shuffled" or "original".
-        positions: number of positions in the pickles.
-        files: number of pickles.
-        bytes: size of all files together.
-        resumed: number of files that this run did not write again, because an interrupted run had written
+        positions: Number of positions in the pickles.
+        files: Number of pickles.
+        bytes: Size of all files together.
+        resumed: Number of files that this run did not write again, because an interrupted run had written
             them, or because they were intact in a damaged export.
-        already_done: the store already had this export, undamaged, and nothing was written.
+        already_done: The store already had this export, undamaged, and nothing was written.
     """
 
     order: str
@@ -127,21 +127,21 @@ def export_pickles(
     pickles in both orders at the same time.
 
     Args:
-        store: folder of the store, or its address in an object store.
-        options: options of the export. Default None: ``PicklesOptions()``.
-        progress: receives progress reports and notes. Default: ignores them.
-        engine: runs the tasks that write files. Default: processes on this machine.
+        store: Folder of the store, or its address in an object store.
+        options: Options of the export. Default None: ``PicklesOptions()``.
+        progress: Receives progress reports and notes. Default: ignores them.
+        engine: Runs the tasks that write files. Default: processes on this machine.
 
     Returns:
         Counts and sizes of the pickles in the store.
 
     Raises:
-        ConfigError: an argument has the wrong type.
-        StoreError: there is no store, it is damaged, it has no shuffle or one of merged positions (for the
+        ConfigError: An argument has the wrong type.
+        StoreError: There is no store, it is damaged, it has no shuffle or one of merged positions (for the
             order "shuffled"), or another process writes to it.
-        InputError: a source has content that cannot be written as a pickle; the message names it.
-        BudgetError: the workers do not fit into the memory, or the disk is full.
-        EngineError: a machine of ``engine`` differs from this one or cannot access the store.
+        InputError: A source has content that cannot be written as a pickle; the message names it.
+        BudgetError: The workers do not fit into the memory, or the disk is full.
+        EngineError: A machine of ``engine`` differs from this one or cannot access the store.
     """
     settings = check_options(options, PicklesOptions)
     target = Store.open(store, shares_work=engine.machines.separate)

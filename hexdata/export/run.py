@@ -43,9 +43,9 @@ class ExportRun(ABC):
     """One run of an export. The caller must hold the store's lock.
 
     Attributes:
-        stage: name of the stage in the manifest.
-        folder: folder of the files, relative to the store.
-        inputs: folders that the export reads, relative to the store.
+        stage: Name of the stage in the manifest.
+        folder: Folder of the files, relative to the store.
+        inputs: Folders that the export reads, relative to the store.
     """
 
     ENTRY: ClassVar[type[Entry]]
@@ -86,13 +86,13 @@ class ExportRun(ABC):
         """Check the written files, and write further files such as a manifest of the shards.
 
         Args:
-            entries: the ledger entry of each file, by name.
+            entries: The ledger entry of each file, by name.
 
         Returns:
             The further files, and what the store's manifest records of the stage besides plan and positions.
 
         Raises:
-            StoreError: the files do not contain every position.
+            StoreError: The files do not contain every position.
         """
 
     def find_damage(self) -> dict[str, StoreError]:
@@ -108,11 +108,11 @@ class ExportRun(ABC):
         """Check the files that this run will read.
 
         Args:
-            plan: plan of the export, as in the ledger.
-            damage: damaged files of the published export, by name; None if it has not been published.
+            plan: Plan of the export, as in the ledger.
+            damage: Damaged files of the published export, by name; None if it has not been published.
 
         Raises:
-            StoreError: a file is damaged.
+            StoreError: A file is damaged.
         """
         del plan, damage
         require_intact(self.store, self.inputs, engine=self.engine, progress=self.progress)
@@ -134,8 +134,8 @@ class ExportRun(ABC):
             export, undamaged.
 
         Raises:
-            StoreError: an input is damaged, or the files do not contain every position.
-            BudgetError: the workers do not fit into the memory.
+            StoreError: An input is damaged, or the files do not contain every position.
+            BudgetError: The workers do not fit into the memory.
         """
         options = {name: getattr(self.options, name) for name in self.PLAN}
         plan = {"of": self.store.input_digest(self.stage), **options}
@@ -260,8 +260,8 @@ def files_per_task(files: int, workers: int) -> int:
     were running.
 
     Args:
-        files: number of files to write.
-        workers: number of workers on all machines.
+        files: Number of files to write.
+        workers: Number of workers on all machines.
     """
     return min(max(files // (_TASKS_PER_WORKER * workers), 1), _MAX_FILES_PER_TASK)
 

@@ -62,20 +62,20 @@ class ExportOptions(WorkerOptions):
     """Options of ``export_shards``.
 
     Attributes:
-        shard_size: number of positions per shard, a multiple of ``block_size``. The last shard of a split
+        shard_size: Number of positions per shard, a multiple of ``block_size``. The last shard of a split
             has the remaining positions. Default 262,144.
-        block_size: number of positions per block. Default 4,096.
+        block_size: Number of positions per block. Default 4,096.
         layout: "blocks", the default, for one block per sample of the tar file, or "samples" for one
             position per sample, which is larger and slower to read.
-        workers: number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
+        workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
             allows.
-        memory: memory limit in bytes for all processes together. Default 1 GB.
-        free_buckets: whether to remove each bucket of the shuffle as soon as all shards with its rows are
+        memory: Memory limit in bytes for all processes together. Default 1 GB.
+        free_buckets: Whether to remove each bucket of the shuffle as soon as all shards with its rows are
             written, so that the disk never holds all buckets and all shards. Default False.
 
     Raises:
-        ConfigError: a value is out of range.
-        BudgetError: the workers, or even one worker, do not fit into the memory.
+        ConfigError: A value is out of range.
+        BudgetError: The workers, or even one worker, do not fit into the memory.
     """
 
     WORKER_MEMORY: ClassVar[int] = 225 << 20
@@ -113,15 +113,15 @@ class ExportResult:
     """The result of ``export_shards``.
 
     Attributes:
-        positions: number of positions in the shards.
-        splits: split to number of positions.
-        shards: split to number of shards.
-        bytes: size of all files together, with the shard manifest.
-        digest: digest of the shard manifest.
-        resumed: number of shards that this run did not write again, because an interrupted run had written
+        positions: Number of positions in the shards.
+        splits: Split to number of positions.
+        shards: Split to number of shards.
+        bytes: Size of all files together, with the shard manifest.
+        digest: Digest of the shard manifest.
+        resumed: Number of shards that this run did not write again, because an interrupted run had written
             them, or because they were intact in a damaged export.
-        already_done: the store already had this export, undamaged, and nothing was written.
-        buckets_removed: number of buckets that this run removed.
+        already_done: The store already had this export, undamaged, and nothing was written.
+        buckets_removed: Number of buckets that this run removed.
     """
 
     positions: int
@@ -200,7 +200,7 @@ class _ShardFile:
         """Check a block for values that every reader of shards refuses.
 
         Raises:
-            StoreError: the buckets contain such a value.
+            StoreError: The buckets contain such a value.
         """
         for column, array in block.items():
             bad = find_bad_row(column, array, self.board_size, len(block["position_id"]))
@@ -228,19 +228,19 @@ def export_shards(
     earlier shards.
 
     Args:
-        store: folder of the store, or its address in an object store.
-        options: options of the export. Default None: ``ExportOptions()``.
-        progress: receives progress reports and notes. Default: ignores them.
-        engine: runs the tasks that write shards. Default: processes on this machine.
+        store: Folder of the store, or its address in an object store.
+        options: Options of the export. Default None: ``ExportOptions()``.
+        progress: Receives progress reports and notes. Default: ignores them.
+        engine: Runs the tasks that write shards. Default: processes on this machine.
 
     Returns:
         Counts and sizes of the shards in the store.
 
     Raises:
-        ConfigError: an argument has the wrong type, or the shard manifest would be too large.
-        StoreError: there is no store, it has no shuffle, it is damaged, or another process writes to it.
-        BudgetError: the workers do not fit into the memory, or the disk is full.
-        EngineError: a machine of ``engine`` differs from this one or cannot access the store.
+        ConfigError: An argument has the wrong type, or the shard manifest would be too large.
+        StoreError: There is no store, it has no shuffle, it is damaged, or another process writes to it.
+        BudgetError: The workers do not fit into the memory, or the disk is full.
+        EngineError: A machine of ``engine`` differs from this one or cannot access the store.
     """
     settings = check_options(options, ExportOptions)
     target = Store.open(store, shares_work=engine.machines.separate)
@@ -359,8 +359,8 @@ class _ShardExport(ExportRun):
         """Check the buckets and the size of the shard manifest.
 
         Raises:
-            ConfigError: the shard manifest would be too large.
-            StoreError: a bucket is damaged, or was removed.
+            ConfigError: The shard manifest would be too large.
+            StoreError: A bucket is damaged, or was removed.
         """
         self._require_buckets(plan, damage)
         self._check_manifest_size()
@@ -395,7 +395,7 @@ class _ShardExport(ExportRun):
         """Check that readers will accept the shard manifest, which has an offset per field and block.
 
         Raises:
-            ConfigError: it would be too large.
+            ConfigError: It would be too large.
         """
         size, block_size = self.options.shard_size, self.options.block_size
         if self._can_be_listed(size, block_size):

@@ -60,7 +60,7 @@ def is_known_name(name: str) -> bool:
     """Return whether a file name matches a pattern of a format, in upper or lower case.
 
     Raises:
-        ConfigError: the name matches no built-in format, and a format of another package is broken.
+        ConfigError: The name matches no built-in format, and a format of another package is broken.
     """
     return any(each.has_name(name) for each in source_formats())
 
@@ -69,7 +69,7 @@ def known_patterns() -> tuple[str, ...]:
     """Return ``PATTERNS`` and the name patterns of the formats of other packages.
 
     Raises:
-        ConfigError: a format of another package is broken.
+        ConfigError: A format of another package is broken.
     """
     return tuple(pattern for each in source_formats() for pattern in each.patterns)
 
@@ -91,7 +91,7 @@ def open_source(path: AnyPath, *, salvage: bool = False, part: FilePart | None =
     Raises:
         FormatError: "empty-file", "unknown-layout", "truncated" or "corrupt-gzip"; also "unknown-layout" if
             ``part`` is given and the format of the file is not ``appendable``.
-        ConfigError: the file has no built-in format, and a format of another package is broken.
+        ConfigError: The file has no built-in format, and a format of another package is broken.
         OSError: The file cannot be opened.
     """
     head = _head(path)

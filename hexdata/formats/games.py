@@ -389,7 +389,7 @@ class LineReader(GameReader):
         """Read the game of a line.
 
         Raises:
-            FormatError: the line is rejected.
+            FormatError: The line is rejected.
         """
 
     def _games(self) -> Iterator[GameRecord]:

@@ -252,7 +252,7 @@ class KataHexReader:
         """Reject the rows of all other board sizes, instead of those that differ from the first valid row.
 
         Args:
-            board_size: n. Must be set before the first batch is read.
+            board_size: N. Must be set before the first batch is read.
         """
         self._wanted_size = board_size
 

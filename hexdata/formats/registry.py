@@ -198,7 +198,7 @@ def source_formats() -> Iterator[SourceFormat]:
     """Yield the built-in formats, then those of other packages, which are loaded when they are reached.
 
     Raises:
-        ConfigError: an entry point of another package is broken.
+        ConfigError: An entry point of another package is broken.
     """
     yield from BUILT_IN_FORMATS
     yield from installed_formats()
@@ -219,7 +219,7 @@ def find_format(head: bytes, name: str, *, appendable: bool = False) -> SourceFo
         appendable: If True, only formats of texts to which lines are appended. Default False.
 
     Raises:
-        ConfigError: the file has no built-in format, and a format of another package is broken.
+        ConfigError: The file has no built-in format, and a format of another package is broken.
     """
     for source_format in source_formats():
         if appendable and not source_format.appendable:
@@ -244,7 +244,7 @@ def installed_formats() -> tuple[SourceFormat, ...]:
     """Return the formats of other packages, sorted by the names of their entry points.
 
     Raises:
-        ConfigError: an entry point cannot be loaded, is not a ``SourceFormat``, has an invalid name or
+        ConfigError: An entry point cannot be loaded, is not a ``SourceFormat``, has an invalid name or
             pattern, or has the name of another format.
     """
     formats: list[SourceFormat] = []

@@ -285,7 +285,7 @@ def _play(builder: GameBuilder, moves: list[tuple[str, str]], first: str, letter
         letters: Whether cells are two letters. Then the first player is blue, whatever its colour.
 
     Raises:
-        FormatError: a move is invalid.
+        FormatError: A move is invalid.
     """
     players = {first: BLUE, "W" if first == "B" else "B": RED} if letters else {"B": BLUE, "W": RED}
     builder.first_player = players[first]

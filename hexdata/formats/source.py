@@ -109,5 +109,5 @@ class SizeSelectingReader(Protocol):
         """Reject the records of all other board sizes, instead of those that differ from the first one.
 
         Args:
-            board_size: n. Must be set before the first batch is read.
+            board_size: N. Must be set before the first batch is read.
         """

@@ -35,17 +35,17 @@ def measure_quality(
     store is only read; DuckDB spills to the system's temporary folder.
 
     Args:
-        store: path or address of the store.
-        memory: memory limit of DuckDB in bytes. Default 500 MiB.
-        threads: number of DuckDB threads. Default None: one per core.
+        store: Path or address of the store.
+        memory: Memory limit of DuckDB in bytes. Default 500 MiB.
+        threads: Number of DuckDB threads. Default None: one per core.
 
     Returns:
         The figures, or None if the store has no training split.
 
     Raises:
-        StoreError: the store does not exist or is not shuffled, its buckets were removed, or the disk
+        StoreError: The store does not exist or is not shuffled, its buckets were removed, or the disk
             fails.
-        BudgetError: the memory is too small.
+        BudgetError: The memory is too small.
     """
     target = Store.open(store)
     target.require_stage("shuffle")

@@ -44,8 +44,8 @@ def assess_split(measured: SplitMeasures, choices: dict[str, Any]) -> Quality:
     """Compare the measures of a split with those expected of a uniform random order.
 
     Args:
-        measured: measures of the training split.
-        choices: selection options of the shuffle, from its lineage.
+        measured: Measures of the training split.
+        choices: Selection options of the shuffle, from its lineage.
     """
     return _Assessment(measured, whole_games=choices.get("assign") == "game").quality()
 

@@ -14,18 +14,18 @@ class Figure:
     """One figure of a shuffle.
 
     Attributes:
-        name: stable name, such as "batch-256".
-        title: description for people.
+        name: Stable name, such as "batch-256".
+        title: Description for people.
         unit: "share" (0 to 1), "count" or "value".
-        before: value in the input order; None if undefined there.
-        after: value in the shuffled order; None if there is nothing to count.
-        expected: mean in a uniform random order; None if unknown.
-        deviation: standard deviation in a uniform random order; None if unknown.
+        before: Value in the input order; None if undefined there.
+        after: Value in the shuffled order; None if there is nothing to count.
+        expected: Mean in a uniform random order; None if unknown.
+        deviation: Standard deviation in a uniform random order; None if unknown.
         z: (after - expected) / deviation; None if unknown.
-        bound: largest accepted ``z``; None if the figure is judged differently or not at all.
-        judged: whether the figure is judged.
+        bound: Largest accepted ``z``; None if the figure is judged differently or not at all.
+        judged: Whether the figure is judged.
         ok: False if the figure is judged and failed.
-        note: remark for people.
+        note: Remark for people.
     """
 
     name: str
@@ -46,10 +46,10 @@ def judge(figure: Figure, found: float, chance: Moments, scale: float) -> Figure
     """Return ``figure`` completed with a measured statistic, its expected value and the verdict.
 
     Args:
-        figure: figure with name, title, unit, ``before`` and note.
-        found: the measured statistic.
-        chance: moments of the statistic in a uniform random order.
-        scale: factor from the statistic to the figure.
+        figure: Figure with name, title, unit, ``before`` and note.
+        found: The measured statistic.
+        chance: Moments of the statistic in a uniform random order.
+        scale: Factor from the statistic to the figure.
     """
     deviation = chance.deviation
     z = (found - chance.mean) / deviation if deviation else None
@@ -77,14 +77,14 @@ class BucketFigures:
     """Contents of one bucket.
 
     Attributes:
-        bucket: index of the bucket; empty buckets are omitted.
-        rows: number of rows.
-        games: number of games; each row without a game counts as one game.
-        largest_share: share of the rows that belong to the largest game, 0 to 1.
-        value_mean: mean value; None if all values of the split are equal or some are not finite.
-        value_deviation: standard deviation of ``value_mean`` in a uniform random order; None if it does not
+        bucket: Index of the bucket; empty buckets are omitted.
+        rows: Number of rows.
+        games: Number of games; each row without a game counts as one game.
+        largest_share: Share of the rows that belong to the largest game, 0 to 1.
+        value_mean: Mean value; None if all values of the split are equal or some are not finite.
+        value_deviation: Standard deviation of ``value_mean`` in a uniform random order; None if it does not
             depend on the order.
-        z: deviation of ``value_mean`` from the mean of the split, in units of ``value_deviation``.
+        z: Deviation of ``value_mean`` from the mean of the split, in units of ``value_deviation``.
     """
 
     bucket: int
@@ -101,18 +101,18 @@ class Quality:
     """Quality of the shuffle of one split.
 
     Attributes:
-        split: always "train", the only split used for training.
-        positions: number of positions of the split.
-        sampled: number of positions of the shuffled order on which pairs, neighbours and correlations were
+        split: Always "train", the only split used for training.
+        positions: Number of positions of the split.
+        sampled: Number of positions of the shuffled order on which pairs, neighbours and correlations were
             counted: all, or a sample.
-        sampled_before: the same for the input order.
-        buckets: number of buckets of the split.
-        reference: the random order compared with: "the split in uniform order" or "each bucket in uniform
+        sampled_before: The same for the input order.
+        buckets: Number of buckets of the split.
+        reference: The random order compared with: "the split in uniform order" or "each bucket in uniform
             order", where an option determines the contents of buckets.
-        figures: figures in the order in which they are shown.
-        lags: neighbours and autocorrelation at every measured lag; ``figures`` contains the first and the
+        figures: Figures in the order in which they are shown.
+        lags: Neighbours and autocorrelation at every measured lag; ``figures`` contains the first and the
             worst.
-        by_bucket: contents of each bucket.
+        by_bucket: Contents of each bucket.
     """
 
     split: str
@@ -139,7 +139,7 @@ class Quality:
         """Return the figure called ``name``.
 
         Raises:
-            KeyError: there is no such figure.
+            KeyError: There is no such figure.
         """
         for figure in (*self.figures, *self.lags):
             if figure.name == name:

@@ -47,10 +47,10 @@ class Sampling:
     """Sample sizes for counting pairs of rows.
 
     Attributes:
-        stretch: number of consecutive rows sampled together; a multiple of every batch size.
-        after: maximum number of rows of the shuffled order to measure. A larger order is sampled in stretches
+        stretch: Number of consecutive rows sampled together; a multiple of every batch size.
+        after: Maximum number of rows of the shuffled order to measure. A larger order is sampled in stretches
             at seeded random offsets.
-        before: the same for the input order, which has more pairs and takes longer.
+        before: The same for the input order, which has more pairs and takes longer.
     """
 
     stretch: int = 1 << 16
@@ -63,15 +63,15 @@ class BucketFacts:
     """Counts over the rows of a bucket or of the whole split.
 
     Attributes:
-        rows: number of rows, N.
-        games: number of games; each row without a game counts as one game.
-        largest: number of rows of the largest game.
-        pairs: sum of n (n - 1) over games of n rows.
-        triples: sum of n (n - 1) (n - 2) over games of n rows.
-        mean: mean value.
-        second: sum of (value - mean)².
-        third: sum of (value - mean)³.
-        fourth: sum of (value - mean)⁴.
+        rows: Number of rows, N.
+        games: Number of games; each row without a game counts as one game.
+        largest: Number of rows of the largest game.
+        pairs: Sum of n (n - 1) over games of n rows.
+        triples: Sum of n (n - 1) (n - 2) over games of n rows.
+        mean: Mean value.
+        second: Sum of (value - mean)².
+        third: Sum of (value - mean)³.
+        fourth: Sum of (value - mean)⁴.
     """
 
     rows: int
@@ -90,10 +90,10 @@ class OrderCounts:
     """Counts over an order, or over a sample of its stretches.
 
     Attributes:
-        runs: segment and row range of each stretch; pairs are counted within stretches only.
-        lag_pairs: number of same-game pairs at each lag from 1 to ``LAGS``.
-        batch_pairs: number of same-game pairs within batches, by batch size.
-        products: sums of (value - mean) (later value - mean) by lag; empty if all values are equal.
+        runs: Segment and row range of each stretch; pairs are counted within stretches only.
+        lag_pairs: Number of same-game pairs at each lag from 1 to ``LAGS``.
+        batch_pairs: Number of same-game pairs within batches, by batch size.
+        products: Sums of (value - mean) (later value - mean) by lag; empty if all values are equal.
     """
 
     runs: list[tuple[int, RowRange]]
@@ -119,15 +119,15 @@ class SplitMeasures:
     """All measures of a split.
 
     Attributes:
-        whole: counts over the split.
-        sizes: number of games by their number of rows; each row without a game counts as a game of one row.
-        buckets: counts over each bucket, in order.
-        by_bucket: whether each bucket is a segment; otherwise the split is the only segment.
-        pieces: rows, games, rows of the largest game and mean value of each piece of the input order.
-        before: counts over the input order.
-        after: counts over the shuffled order.
-        ranks: for each segment: its index, rows, covariance of index and input rank, and their variances.
-        constant: whether all values are equal or some are not finite.
+        whole: Counts over the split.
+        sizes: Number of games by their number of rows; each row without a game counts as a game of one row.
+        buckets: Counts over each bucket, in order.
+        by_bucket: Whether each bucket is a segment; otherwise the split is the only segment.
+        pieces: Rows, games, rows of the largest game and mean value of each piece of the input order.
+        before: Counts over the input order.
+        after: Counts over the shuffled order.
+        ranks: For each segment: its index, rows, covariance of index and input rank, and their variances.
+        constant: Whether all values are equal or some are not finite.
     """
 
     whole: BucketFacts
@@ -147,10 +147,10 @@ def measure_split(
     """Measure the training split of a shuffled store.
 
     Args:
-        store: shuffled store with a training split.
-        con: open DuckDB session without tables.
-        by_bucket: whether to count pairs within buckets only.
-        sampling: sample sizes. Default None: those of :class:`Sampling`.
+        store: Shuffled store with a training split.
+        con: Open DuckDB session without tables.
+        by_bucket: Whether to count pairs within buckets only.
+        sampling: Sample sizes. Default None: those of :class:`Sampling`.
     """
     return _SplitMeasurement(store, con, by_bucket, sampling or Sampling()).measure()
 

@@ -42,9 +42,9 @@ class Slots:
     """Pairs of row indices. A statistic is the sum of a kernel over the pairs of rows at these indices.
 
     Attributes:
-        pairs: number of pairs.
-        touching: number of ordered pairs of pairs that share one index.
-        clique: largest number of indices that are all paired with each other: the batch size, or 2 for
+        pairs: Number of pairs.
+        touching: Number of ordered pairs of pairs that share one index.
+        clique: Largest number of indices that are all paired with each other: the batch size, or 2 for
             neighbours.
     """
 
@@ -97,13 +97,13 @@ class Kernel:
     The means are integers over one denominator, so that computations are exact and fast.
 
     Attributes:
-        mean: mean of h(a, b).
-        square: mean of h(a, b)².
-        touching: mean of h(a, b) h(a, c).
-        disjoint: mean of h(a, b) h(c, d).
-        denominator: common denominator of the four means.
-        third: approximate third moment of h per pair; used for the skewness only.
-        crowding: additional third moment per index of a clique, relative to the variance.
+        mean: Mean of h(a, b).
+        square: Mean of h(a, b)².
+        touching: Mean of h(a, b) h(a, c).
+        disjoint: Mean of h(a, b) h(c, d).
+        denominator: Common denominator of the four means.
+        third: Approximate third moment of h per pair; used for the skewness only.
+        crowding: Additional third moment per index of a clique, relative to the variance.
     """
 
     mean: int
@@ -125,9 +125,9 @@ def same_game_kernel(rows: int, pairs: int, triples: int) -> Kernel:
     """Return the kernel that is 1 if two rows belong to the same game, and 0 otherwise.
 
     Args:
-        rows: number of rows, N.
-        pairs: sum of n (n - 1) over games of n rows.
-        triples: sum of n (n - 1) (n - 2) over games of n rows.
+        rows: Number of rows, N.
+        pairs: Sum of n (n - 1) over games of n rows.
+        triples: Sum of n (n - 1) (n - 2) over games of n rows.
     """
     two, three = rows * (rows - 1), rows * (rows - 1) * (rows - 2)
     mean = _ratio(pairs, two)
@@ -141,10 +141,10 @@ def product_kernel(rows: int, second: float, third: float, fourth: float) -> Ker
     """Return the kernel (value_a - mean) (value_b - mean).
 
     Args:
-        rows: number of rows, N.
-        second: sum of (value - mean)².
-        third: sum of (value - mean)³.
-        fourth: sum of (value - mean)⁴.
+        rows: Number of rows, N.
+        second: Sum of (value - mean)².
+        third: Sum of (value - mean)³.
+        fourth: Sum of (value - mean)⁴.
     """
     s2, s4 = Fraction(second), Fraction(fourth)
     two, three = rows * (rows - 1), rows * (rows - 1) * (rows - 2)
@@ -228,11 +228,11 @@ def possible_share(
     games and buckets are added.
 
     Args:
-        sizes: number of games by their number of rows; a row without a game counts as a game of one row.
-        rows: number of rows of the split, N.
-        bucket_rows: number of rows of the smallest bucket, m.
-        buckets: number of buckets.
-        minimum: smallest share to return, in (0, 1).
+        sizes: Number of games by their number of rows; a row without a game counts as a game of one row.
+        rows: Number of rows of the split, N.
+        bucket_rows: Number of rows of the smallest bucket, m.
+        buckets: Number of buckets.
+        minimum: Smallest share to return, in (0, 1).
     """
 
     def chance(share: float) -> float:

@@ -39,10 +39,10 @@ class Report:
     """Result of :func:`write_report`.
 
     Attributes:
-        path: path of the page.
-        bytes: size of the page.
-        verdict: summary at the top of the page.
-        facts: numbers shown on the page.
+        path: Path of the page.
+        bytes: Size of the page.
+        verdict: Summary at the top of the page.
+        facts: Numbers shown on the page.
     """
 
     path: str
@@ -55,7 +55,7 @@ def require_libraries() -> None:
     """Check that the libraries of the report are installed, so that a missing one is named before any work.
 
     Raises:
-        ConfigError: a library is not installed; the error names the extra of hexdata that installs it.
+        ConfigError: A library is not installed; the error names the extra of hexdata that installs it.
     """
     from hexdata.report import charts, page  # noqa: F401
 
@@ -72,17 +72,17 @@ def write_report(
     and memory recorded in the journal.
 
     Args:
-        store: path or address of the store.
-        output: path or address of the page. Default None: ``STORE/report.html``.
-        limits: memory and threads. Default None: the defaults of ``SqlLimits``.
-        progress: receives progress reports.
+        store: Path or address of the store.
+        output: Path or address of the page. Default None: ``STORE/report.html``.
+        limits: Memory and threads. Default None: the defaults of ``SqlLimits``.
+        progress: Receives progress reports.
 
     Raises:
-        StoreError: the store does not exist, or one of its files cannot be read.
+        StoreError: The store does not exist, or one of its files cannot be read.
         ConfigError: ``output`` is a folder or does not end in .html or .htm, or a library is not
             installed.
-        BudgetError: the memory is too small, or a disk is full.
-        OSError: the page cannot be written.
+        BudgetError: The memory is too small, or a disk is full.
+        OSError: The page cannot be written.
     """
     require_libraries()
     path = as_path(output) if output is not None else as_path(store) / REPORT_NAME

@@ -380,11 +380,11 @@ def draw_chart(
     """Return a chart as an ``<svg>`` element.
 
     Args:
-        draw: function that draws on the axes with the placeholder colours.
-        name: prefix of every id, unique on the page.
-        title: accessible description of the chart.
-        width: nominal width in CSS pixels; text is 10 pixels high at this width.
-        height: nominal height in CSS pixels.
+        draw: Function that draws on the axes with the placeholder colours.
+        name: Prefix of every id, unique on the page.
+        title: Accessible description of the chart.
+        width: Nominal width in CSS pixels; text is 10 pixels high at this width.
+        height: Nominal height in CSS pixels.
     """
     file = BytesIO()
     with mpl.rc_context():

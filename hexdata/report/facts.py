@@ -44,16 +44,16 @@ class StageSummary:
     """ReportFacts about one stage.
 
     Attributes:
-        stage: name of the stage in the manifest.
-        fresh: whether the output was made from the current contents of the store.
-        positions: number of positions in its output; for ``convert``, in the store.
-        files: number of files it wrote.
-        bytes: their total size.
-        missing: names of files that do not exist or have the wrong size.
-        lineage: the stage's entry in the manifest, with the number of removed buckets as ``removed``.
+        stage: Name of the stage in the manifest.
+        fresh: Whether the output was made from the current contents of the store.
+        positions: Number of positions in its output; for ``convert``, in the store.
+        files: Number of files it wrote.
+        bytes: Their total size.
+        missing: Names of files that do not exist or have the wrong size.
+        lineage: The stage's entry in the manifest, with the number of removed buckets as ``removed``.
         digest: SHA-256 over the names and digests of its files.
-        last: the last run recorded in the journal; None if there is none.
-        runs: number of runs recorded in the journal.
+        last: The last run recorded in the journal; None if there is none.
+        runs: Number of runs recorded in the journal.
     """
 
     stage: str
@@ -73,17 +73,17 @@ class ReportFacts:
     """All numbers of a report.
 
     Attributes:
-        name: name of the store's folder, or the last part of its address.
-        location: absolute path of the store, or its address.
-        version: version of hexdata.
-        board_size: number of rows of the board; None if the store has no positions.
-        counts: number of rows by table.
-        stages: the stages that have run, in order.
-        tables: rows of each query in ``QUERIES``.
-        spread: number of buckets reached by the games of the training split; None if it is not shuffled.
-        quality: quality of the shuffle of the training split; None if it is not shuffled or the buckets were
+        name: Name of the store's folder, or the last part of its address.
+        location: Absolute path of the store, or its address.
+        version: Version of hexdata.
+        board_size: Number of rows of the board; None if the store has no positions.
+        counts: Number of rows by table.
+        stages: The stages that have run, in order.
+        tables: Rows of each query in ``QUERIES``.
+        spread: Number of buckets reached by the games of the training split; None if it is not shuffled.
+        quality: Quality of the shuffle of the training split; None if it is not shuffled or the buckets were
             removed.
-        values_before: mean value of each piece of the input order, one piece per bucket.
+        values_before: Mean value of each piece of the input order, one piece per bucket.
         manifest_sha256: SHA-256 of the manifest file.
     """
 
@@ -112,8 +112,8 @@ def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) ->
     """Compute all numbers of the report. The store is only read.
 
     Raises:
-        StoreError: the store does not exist, or one of its files cannot be read.
-        BudgetError: the memory is too small.
+        StoreError: The store does not exist, or one of its files cannot be read.
+        BudgetError: The memory is too small.
     """
     opened = Store.open(store)
     stages = _stages(opened)

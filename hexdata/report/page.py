@@ -20,14 +20,14 @@ class PageTable:
     """A table.
 
     Attributes:
-        caption: title of the table.
-        columns: column headers.
-        rows: cells of each row; the first cell is the row's header.
-        texts: indices of columns with text, aligned left. The other columns contain numbers.
-        codes: indices of columns in a monospaced font, for copying.
-        folded: whether the table is collapsed until the reader opens it.
-        more: note below the table about rows that are not shown.
-        stacked: whether cells are placed below each other on narrow screens, for long texts.
+        caption: Title of the table.
+        columns: Column headers.
+        rows: Cells of each row; the first cell is the row's header.
+        texts: Indices of columns with text, aligned left. The other columns contain numbers.
+        codes: Indices of columns in a monospaced font, for copying.
+        folded: Whether the table is collapsed until the reader opens it.
+        more: Note below the table about rows that are not shown.
+        stacked: Whether cells are placed below each other on narrow screens, for long texts.
     """
 
     caption: str
@@ -45,14 +45,14 @@ class Section:
     """One section of the page.
 
     Attributes:
-        anchor: id of the section in the page.
-        title: heading.
-        finding: the result, in one sentence.
-        reading: explanation of the pictures and tables. An empty line separates paragraphs.
+        anchor: Id of the section in the page.
+        title: Heading.
+        finding: The result, in one sentence.
+        reading: Explanation of the pictures and tables. An empty line separates paragraphs.
         pictures: (``<svg>`` element, caption) of each chart or board. The elements are not escaped.
-        tables: tables below the pictures.
-        shape: kind of the pictures, "chart" or "board".
-        documents: pages of the documentation about this section, such as "howto/splits".
+        tables: Tables below the pictures.
+        shape: Kind of the pictures, "chart" or "board".
+        documents: Pages of the documentation about this section, such as "howto/splits".
     """
 
     anchor: str
@@ -91,11 +91,11 @@ def render_page(
     """Return the page as HTML. Texts are escaped here, charts and boards where they are drawn.
 
     Args:
-        name: name of the store.
-        version: version of hexdata.
-        verdict: summary at the top of the page.
+        name: Name of the store.
+        version: Version of hexdata.
+        verdict: Summary at the top of the page.
         tiles: (number, unit) pairs below the summary.
-        sections: the sections of the page.
+        sections: The sections of the page.
     """
     environment = Environment(
         loader=PackageLoader("hexdata.report"),

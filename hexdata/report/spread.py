@@ -21,13 +21,13 @@ class Spread:
     """Distribution of the number of pieces of an order that contain positions of a game.
 
     Attributes:
-        pieces: number of pieces: the buckets, or equal parts of the order.
-        by_bucket: whether the pieces are the buckets.
-        games: number of games measured.
-        positions: number of positions of these games.
-        before: number of games by the number of pieces they reach, in the input order (pieces + 1,).
-        after: the same in the shuffled order.
-        chance: the same, expected of a uniform random order.
+        pieces: Number of pieces: the buckets, or equal parts of the order.
+        by_bucket: Whether the pieces are the buckets.
+        games: Number of games measured.
+        positions: Number of positions of these games.
+        before: Number of games by the number of pieces they reach, in the input order (pieces + 1,).
+        after: The same in the shuffled order.
+        chance: The same, expected of a uniform random order.
     """
 
     pieces: int
@@ -49,9 +49,9 @@ def spread_of(rows: Iterable[Mapping[str, Any]], *, buckets: int, positions: int
     """Return the spread computed from the rows of the named query ``spread``.
 
     Args:
-        rows: rows with pieces, positions, before, after and games.
-        buckets: number of buckets of the split.
-        positions: number of positions of the split.
+        rows: Rows with pieces, positions, before, after and games.
+        buckets: Number of buckets of the split.
+        positions: Number of positions of the split.
 
     Returns:
         The spread, or None if there are no games.
@@ -77,9 +77,9 @@ def reached_by_chance(sizes: Mapping[int, int], *, pieces: int, positions: int) 
     the next one is in a new piece with probability (pieces - k) m / (positions - i).
 
     Args:
-        sizes: number of games by their number of positions.
-        pieces: number of pieces, of equal size.
-        positions: number of positions in all pieces together.
+        sizes: Number of games by their number of positions.
+        pieces: Number of pieces, of equal size.
+        positions: Number of positions in all pieces together.
     """
     piece_size = positions / pieces
     reached = np.arange(pieces + 1)

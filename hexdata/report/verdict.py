@@ -36,10 +36,10 @@ class Answer:
     """The answer to one question.
 
     Attributes:
-        question: the question.
+        question: The question.
         level: "good", "note" (no error, but something to check) or "bad".
-        short: the answer in a few words.
-        text: the reasons.
+        short: The answer in a few words.
+        text: The reasons.
     """
 
     question: str
@@ -53,9 +53,9 @@ class Verdict:
     """Summary at the top of the report.
 
     Attributes:
-        level: the worst level of the answers.
-        headline: the summary in one sentence.
-        answers: answers to three questions: shuffled, complete, anything unusual.
+        level: The worst level of the answers.
+        headline: The summary in one sentence.
+        answers: Answers to three questions: shuffled, complete, anything unusual.
         todo: (purpose, command or line of Python) of each next step, the most urgent first.
     """
 
@@ -212,8 +212,8 @@ def _in_an_epoch(facts: ReportFacts, *, still: bool = False) -> str:
     """Return the sentence about the positions of a game in an epoch; empty if no games are known.
 
     Args:
-        facts: numbers of the report.
-        still: whether the sentence continues one about a game.
+        facts: Numbers of the report.
+        still: Whether the sentence continues one about a game.
     """
     train = facts.split(SPLIT)
     games = positions = 0

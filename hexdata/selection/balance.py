@@ -34,9 +34,9 @@ class Means:
     """Means over a set of positions; None if no position has a value.
 
     Attributes:
-        total_positions: mean length of the positions' games, in positions.
-        value: mean value.
-        source_offset: mean relative position within the source file, from 0 (start) to 1 (end); 0.5 for a
+        total_positions: Mean length of the positions' games, in positions.
+        value: Mean value.
+        source_offset: Mean relative position within the source file, from 0 (start) to 1 (end); 0.5 for a
             whole file.
     """
 
@@ -50,14 +50,14 @@ class BalanceRow:
     """Effect of balancing on one group, or on a whole split where ``total`` is true.
 
     Attributes:
-        split: a name in ``SPLITS``.
-        group: the value of the expression as text; None for NULL and for a whole split.
-        total: whether the row describes a whole split.
-        before: number of positions before balancing.
-        kept: number of positions kept.
-        whole: means over all positions before balancing.
-        head: means over the first ``kept`` positions of each group, for comparison.
-        seeded: means over the positions that were kept.
+        split: A name in ``SPLITS``.
+        group: The value of the expression as text; None for NULL and for a whole split.
+        total: Whether the row describes a whole split.
+        before: Number of positions before balancing.
+        kept: Number of positions kept.
+        whole: Means over all positions before balancing.
+        head: Means over the first ``kept`` positions of each group, for comparison.
+        seeded: Means over the positions that were kept.
     """
 
     split: str
@@ -75,10 +75,10 @@ class Balanced:
     """Result of :func:`balance`.
 
     Attributes:
-        sql: query for the remaining positions.
-        rows: number of remaining positions by split, an index into ``SPLITS``.
-        table: the effect on each group and split.
-        notes: messages for the user.
+        sql: Query for the remaining positions.
+        rows: Number of remaining positions by split, an index into ``SPLITS``.
+        table: The effect on each group and split.
+        notes: Messages for the user.
     """
 
     sql: str
@@ -102,15 +102,15 @@ def balance(
     same choice for the same seed, value and ids.
 
     Args:
-        con: open DuckDB session.
-        tables: tables of the store.
-        rows: query for the positions.
-        expression: the expression whose values define the groups.
-        seed: seed of the shuffle.
-        folder: folder for the lookup tables that the resulting query reads.
+        con: Open DuckDB session.
+        tables: Tables of the store.
+        rows: Query for the positions.
+        expression: The expression whose values define the groups.
+        seed: Seed of the shuffle.
+        folder: Folder for the lookup tables that the resulting query reads.
 
     Raises:
-        ConfigError: there are too many groups.
+        ConfigError: There are too many groups.
     """
     grouped = grouped_sql(tables, rows, expression)
     groups = count_groups(con, grouped, expression)
@@ -148,13 +148,13 @@ def _limits(
     """Return the subkeys, the last key kept and the last position id kept for each group that is cut.
 
     Args:
-        con: open DuckDB session.
+        con: Open DuckDB session.
         positions: SQL of all positions of the store.
-        grouped: query for the remaining positions with their groups.
-        cut: the groups to reduce.
-        kept: number of positions to keep of each group.
-        seed: seed of the shuffle.
-        folder: folder for temporary tables.
+        grouped: Query for the remaining positions with their groups.
+        cut: The groups to reduce.
+        kept: Number of positions to keep of each group.
+        seed: Seed of the shuffle.
+        folder: Folder for temporary tables.
     """
     sizes = np.array([group.rows for group in cut], dtype=np.int64)
     keys = [sort_subkeys(derive_key(seed, "balance", *group.purpose)) for group in cut]

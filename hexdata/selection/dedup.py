@@ -31,11 +31,11 @@ class Duplicates:
     """Numbers of games and positions in a store that each kind of ``dedup`` removes.
 
     Attributes:
-        exact_games: games that ``dedup="exact"`` removes.
-        exact_positions: their positions.
-        symmetric_games: games that ``dedup="symmetric"`` removes, including the exact ones.
-        symmetric_positions: their positions.
-        fragments: symmetric games without a complete move list, which ``dedup="exact"`` cannot detect.
+        exact_games: Games that ``dedup="exact"`` removes.
+        exact_positions: Their positions.
+        symmetric_games: Games that ``dedup="symmetric"`` removes, including the exact ones.
+        symmetric_positions: Their positions.
+        fragments: Symmetric games without a complete move list, which ``dedup="exact"`` cannot detect.
     """
 
     exact_games: int
@@ -65,12 +65,12 @@ def drop_duplicates(
     game are kept.
 
     Args:
-        con: open DuckDB session.
-        tables: tables of the store.
-        rows: query for the positions.
+        con: Open DuckDB session.
+        tables: Tables of the store.
+        rows: Query for the positions.
         kind: ``"exact"`` or ``"symmetric"``.
-        path: file for the table of duplicate games, which the query reads.
-        all_rows: whether ``rows`` contains all positions of the store, which saves a join.
+        path: File for the table of duplicate games, which the query reads.
+        all_rows: Whether ``rows`` contains all positions of the store, which saves a join.
     """
     present = "" if all_rows else f"SEMI JOIN (SELECT game_id FROM ({rows})) USING (game_id)"
     copies = f"SELECT game_id FROM ({_copies_sql(tables, present)}) WHERE is_{kind} ORDER BY game_id"
@@ -108,13 +108,13 @@ def limit_per_game(
     last) and then the key. The ply of a position has no influence. All positions without a game are kept.
 
     Args:
-        con: open DuckDB session.
-        tables: tables of the store.
-        rows: query for the positions.
-        limit: maximum number of positions per game, at least 1.
+        con: Open DuckDB session.
+        tables: Tables of the store.
+        rows: Query for the positions.
+        limit: Maximum number of positions per game, at least 1.
         by: ``"key"`` or ``"tier"``.
-        seed: seed of the shuffle.
-        path: file for a table with the first position beyond the limit of each game, which the query reads.
+        seed: Seed of the shuffle.
+        path: File for a table with the first position beyond the limit of each game, which the query reads.
     """
     tier = f"coalesce(value_sample_tier, {_UNKNOWN_TIER})" if by == "tier" else "0"
     ranked = f"""

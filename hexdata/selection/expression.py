@@ -80,9 +80,9 @@ class Expression:
     """A validated expression.
 
     Attributes:
-        option: name of the option that it was given for.
-        text: the expression as given.
-        names: names of the columns it uses. Of the struct ``extra``, the fields ``extra.NAME`` that it uses;
+        option: Name of the option that it was given for.
+        text: The expression as given.
+        names: Names of the columns it uses. Of the struct ``extra``, the fields ``extra.NAME`` that it uses;
             or ``extra`` itself, if it uses the whole struct.
         type: DuckDB's name of its type.
     """
@@ -113,15 +113,15 @@ def check_expression(
     """Parse a text and check that it is one expression that depends only on the given columns.
 
     Args:
-        con: open DuckDB session; parses and binds the expression, and evaluates it for no row.
-        option: name of the option, for error messages.
-        text: the expression.
+        con: Open DuckDB session; parses and binds the expression, and evaluates it for no row.
+        option: Name of the option, for error messages.
+        text: The expression.
         columns: DuckDB's types of the columns that may be used, by name. The fields of a struct ``extra`` may
             be used as ``extra.NAME``.
-        hints: hints of the errors for some names that are not columns (default: none).
+        hints: Hints of the errors for some names that are not columns (default: none).
 
     Raises:
-        ConfigError: the text is not an expression or contains something that is not allowed.
+        ConfigError: The text is not an expression or contains something that is not allowed.
     """
     check = _ExpressionCheck(con, option, text, hints)
     node = check.parse()
@@ -140,7 +140,7 @@ def check_condition(name: str, condition: Expression) -> Expression:
     """Return ``condition`` if its type is BOOLEAN.
 
     Raises:
-        ConfigError: it has another type.
+        ConfigError: It has another type.
     """
     if condition.type != "BOOLEAN":
         raise ConfigError(
@@ -157,7 +157,7 @@ def explain_failures(expression: Expression) -> Iterator[None]:
     """Turn errors of queries that evaluate ``expression`` into errors that name it.
 
     Raises:
-        ConfigError: the expression failed for a row, for example because a cast failed.
+        ConfigError: The expression failed for a row, for example because a cast failed.
     """
     try:
         yield

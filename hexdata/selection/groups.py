@@ -25,9 +25,9 @@ class ValueGroup:
     """The positions of one split for which an expression has the same value.
 
     Attributes:
-        split: index into ``SPLITS``.
-        value: the value as DuckDB casts it to text; None for NULL.
-        rows: number of positions.
+        split: Index into ``SPLITS``.
+        value: The value as DuckDB casts it to text; None for NULL.
+        rows: Number of positions.
     """
 
     split: int
@@ -49,7 +49,7 @@ def count_groups(con: DuckDBPyConnection, grouped: str, expression: Expression) 
     """Return the groups of each split, ordered by split and value, NULL first.
 
     Raises:
-        ConfigError: there are more than ``MAX_GROUPS`` values.
+        ConfigError: There are more than ``MAX_GROUPS`` values.
     """
     limit = len(SPLITS) * MAX_GROUPS
     counted = con.sql(f"""

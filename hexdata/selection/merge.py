@@ -44,8 +44,8 @@ class Merged:
     """Result of :func:`merge_positions`.
 
     Attributes:
-        sql: query for the merged positions, with the columns of ``MERGED_TARGETS``.
-        tables: the tables of the store with these columns.
+        sql: Query for the merged positions, with the columns of ``MERGED_TARGETS``.
+        tables: The tables of the store with these columns.
         changes: SQL that reads a table of the changed positions by ``position_id``: the columns of merged
             rows, with ``extra.count`` 0 and nulls for positions that were merged into another one. Its
             ``weight`` is not a square root.
@@ -65,8 +65,8 @@ def canonical_images(
     If several images are equal, the symmetry with the lowest number is returned.
 
     Args:
-        boards: packed boards, uint8 (N, width).
-        players: player to move, uint8 (N,).
+        boards: Packed boards, uint8 (N, width).
+        players: Player to move, uint8 (N,).
 
     Returns:
         (images uint8 (N, width + 1), symmetries uint8 (N,)). Each symmetry is its own inverse.
@@ -103,14 +103,14 @@ def merge_positions(
     if the mean value differs from the value of that position.
 
     Args:
-        con: open DuckDB session.
-        tables: tables of the store.
-        rows: query for the positions, with ``split_index``.
+        con: Open DuckDB session.
+        tables: Tables of the store.
+        rows: Query for the positions, with ``split_index``.
         weight: ``"count"`` or ``"root"``.
-        folder: folder for the lookup tables that the resulting query reads.
+        folder: Folder for the lookup tables that the resulting query reads.
 
     Raises:
-        ConfigError: the store has a column ``extra.count`` already, in upper or lower case.
+        ConfigError: The store has a column ``extra.count`` already, in upper or lower case.
     """
     targets = [name for name in tables.position_columns if is_target(name)]
     taken = next((name for name in targets if name.lower() == COUNT), None)

@@ -30,26 +30,26 @@ class SelectionOptions:
     against the store when the shuffle starts.
 
     Attributes:
-        where: condition; only positions for which it is true are kept. Default None: all positions.
+        where: Condition; only positions for which it is true are kept. Default None: all positions.
         dedup: ``"exact"`` keeps one game of those with equal moves and first player; ``"symmetric"`` keeps
             one of those that are equal under a symmetry of the board, fragments included. Default ``"none"``.
-        per_game: maximum number of positions per game. Default None: no maximum.
+        per_game: Maximum number of positions per game. Default None: no maximum.
         per_game_by: ``"key"`` (default) chooses the positions of a game at random by a seeded key; ``"tier"``
             prefers low value sample tiers.
-        balance_by: expression; within each split, all groups of equal value are reduced to the size of the
+        balance_by: Expression; within each split, all groups of equal value are reduced to the size of the
             smallest group by a seeded random choice. Default None.
         merge: ``"positions"`` keeps one row for each distinct position up to symmetry within a split, with
             the mean value, the distribution of the moves as policy, the number of positions in
             ``extra.count``, and ``weight``. Default ``"none"``.
         merge_weight: ``weight`` of a merged row is the number of its positions (``"count"``, default) or the
             square root of it (``"root"``). Weights of the source count in place of 1 per position.
-        stratify_by: expression, or ``"length"`` for ``total_positions``; every bucket receives the same share
+        stratify_by: Expression, or ``"length"`` for ``total_positions``; every bucket receives the same share
             of each value. Default None.
-        assign: whether single positions (``"position"``, default) or whole games (``"game"``) are assigned to
+        assign: Whether single positions (``"position"``, default) or whole games (``"game"``) are assigned to
             buckets.
 
     Raises:
-        ConfigError: a value is out of range, or two options exclude each other.
+        ConfigError: A value is out of range, or two options exclude each other.
     """
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field

@@ -103,11 +103,11 @@ def _by_range(
     """Assign each position to the bucket whose key range contains ``bucket_key``.
 
     Args:
-        tables: tables of the store.
-        chosen: query for positions with ``split_index``.
-        key: key of ``sort_key``.
+        tables: Tables of the store.
+        chosen: Query for positions with ``split_index``.
+        key: Key of ``sort_key``.
         bucket_key: SQL expression of type UBIGINT.
-        buckets: number of buckets by split, an index into ``SPLITS``.
+        buckets: Number of buckets by split, an index into ``SPLITS``.
     """
     count = " ".join(f"WHEN {split} THEN {number}" for split, number in buckets.items())
     # Bucket i begins at key floor(i · 2^64 / B), so it is the largest i with i · 2^64 < (key + 1) · B.
@@ -139,17 +139,17 @@ def assign_strata(
     would be a range of ``sort_key``, and the start and end of a bucket would contain only some of the strata.
 
     Args:
-        con: open DuckDB session.
-        tables: tables of the store.
-        chosen: query for positions with ``split_index``.
-        expression: the expression whose values define the strata.
-        seed: seed of the shuffle.
-        key: key of ``sort_key``.
-        buckets: number of buckets by split, an index into ``SPLITS``.
-        folder: folder for the lookup tables that the query reads.
+        con: Open DuckDB session.
+        tables: Tables of the store.
+        chosen: Query for positions with ``split_index``.
+        expression: The expression whose values define the strata.
+        seed: Seed of the shuffle.
+        key: Key of ``sort_key``.
+        buckets: Number of buckets by split, an index into ``SPLITS``.
+        folder: Folder for the lookup tables that the query reads.
 
     Raises:
-        ConfigError: there are too many strata, or too many parts of strata in buckets.
+        ConfigError: There are too many strata, or too many parts of strata in buckets.
     """
     grouped = f"""
         SELECT *, {sort_key_sql("position_id", derive_key(seed, "strata"))} AS cut_key

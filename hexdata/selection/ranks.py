@@ -33,8 +33,8 @@ def cell_shifts(sizes: Int64Array, key_bits: int) -> npt.NDArray[np.uint8]:
     Larger groups have more cells, so that each cell contains few keys.
 
     Args:
-        sizes: number of rows of each group (G,).
-        key_bits: number of bits of a key.
+        sizes: Number of rows of each group (G,).
+        key_bits: Number of bits of a key.
     """
     rows = max(CELL_ROWS, int(sizes.sum()) // MAX_CELLS)
     bits = np.ceil(np.log2(np.maximum(sizes / rows, 2))).astype(np.int64)
@@ -49,10 +49,10 @@ def keys_at_ranks(con: DuckDBPyConnection, keyed: str, ranks: Sequence[Int64Arra
     second pass reads few keys if they are uniformly distributed.
 
     Args:
-        con: open DuckDB session.
-        keyed: query for rows (number INTEGER, key UBIGINT, shift UTINYINT): the index of the group, the key
+        con: Open DuckDB session.
+        keyed: Query for rows (number INTEGER, key UBIGINT, shift UTINYINT): the index of the group, the key
             (unique within the group) and the group's shift from :func:`cell_shifts`.
-        ranks: requested ranks of each group, ascending, from 0 to its size - 1.
+        ranks: Requested ranks of each group, ascending, from 0 to its size - 1.
 
     Returns:
         The keys at the requested ranks, one array per group.
@@ -110,9 +110,9 @@ def segments(
     one segment with cell = k >> shift and low <= k <= high.
 
     Args:
-        lows: lowest keys of the ranges, ascending and unique, the first one 0 (R,).
-        last: the highest key.
-        shift: number of bits by which a key is shifted to give its cell, at most 63.
+        lows: Lowest keys of the ranges, ascending and unique, the first one 0 (R,).
+        last: The highest key.
+        shift: Number of bits by which a key is shifted to give its cell, at most 63.
 
     Returns:
         The cell, low key, high key and index of the range of each segment, four arrays (S,) with

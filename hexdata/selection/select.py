@@ -31,15 +31,15 @@ class Selection:
     """The positions selected for a shuffle.
 
     Attributes:
-        key: key of ``sort_key`` of the shuffle.
-        rows: number of selected positions by split, in the order of ``SPLITS``; empty splits are omitted.
-        left_out: number of positions removed by each option that was given, in the order of application.
-        chosen_sql: query for the selected positions: the columns of positions, and ``split``, an index into
+        key: Key of ``sort_key`` of the shuffle.
+        rows: Number of selected positions by split, in the order of ``SPLITS``; empty splits are omitted.
+        left_out: Number of positions removed by each option that was given, in the order of application.
+        chosen_sql: Query for the selected positions: the columns of positions, and ``split``, an index into
             ``SPLITS``.
-        targets: optional columns of the selected positions, sorted by name.
-        duplicates: duplicate games of the whole store.
-        balance: effect of ``balance_by`` on each group; empty if ``balance_by`` was not given.
-        notes: messages for the user.
+        targets: Optional columns of the selected positions, sorted by name.
+        duplicates: Duplicate games of the whole store.
+        balance: Effect of ``balance_by`` on each group; empty if ``balance_by`` was not given.
+        notes: Messages for the user.
     """
 
     key: int
@@ -59,12 +59,12 @@ class Selection:
         """Return the query that assigns each selected position to a bucket of its split.
 
         Args:
-            buckets: number of buckets by split.
-            con: open DuckDB session.
-            folder: folder for lookup tables; it must exist as long as the query is used.
+            buckets: Number of buckets by split.
+            con: Open DuckDB session.
+            folder: Folder for lookup tables; it must exist as long as the query is used.
 
         Raises:
-            ConfigError: there are too many strata.
+            ConfigError: There are too many strata.
         """
         numbers = {SPLITS.index(split): number for split, number in buckets.items()}
         rows = f"SELECT * RENAME (split AS split_index) FROM ({self.chosen_sql})"
@@ -86,14 +86,14 @@ def select(
     """Select the positions of a shuffle.
 
     Args:
-        store: converted store with positions.
-        options: the filters to apply.
-        seed: seed of the shuffle; every random choice is derived from it.
-        con: open DuckDB session.
-        folder: folder for lookup tables; it must exist as long as the selection is used.
+        store: Converted store with positions.
+        options: The filters to apply.
+        seed: Seed of the shuffle; every random choice is derived from it.
+        con: Open DuckDB session.
+        folder: Folder for lookup tables; it must exist as long as the selection is used.
 
     Raises:
-        ConfigError: an expression is invalid, or no position is left.
+        ConfigError: An expression is invalid, or no position is left.
     """
     tables = StoreTables.of(store)
     expressions = {
@@ -239,7 +239,7 @@ class _Selector:
         """Record the number of positions that an option removed.
 
         Raises:
-            ConfigError: it removed all of them.
+            ConfigError: It removed all of them.
         """
         left = sum(self.counts.values())
         self.left_out[option] = self.left - left

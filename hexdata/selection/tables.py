@@ -52,9 +52,9 @@ class StoreTables:
         games: SQL that reads the games table.
         sources: SQL that reads the sources table.
         position_columns: DuckDB's types of the stored columns of positions, by name.
-        view_columns: the columns of positions that expressions may use, by name.
-        parts: the files of positions with their numbers of rows, in the order of position ids.
-        game_parts: the files of games with their numbers of rows, in the order of game ids. Default none.
+        view_columns: The columns of positions that expressions may use, by name.
+        parts: The files of positions with their numbers of rows, in the order of position ids.
+        game_parts: The files of games with their numbers of rows, in the order of game ids. Default none.
         lookups: SQL of each table that was written for queries to join, with the name of the column that
             they join, ``game_id`` or ``position_id``. Default none.
         held_out: SQL of the games outside the training split, set by :meth:`with_lookup_tables`.
@@ -101,8 +101,8 @@ class StoreTables:
         """Return SQL for a few rows of each of the ``restrictable`` tables.
 
         Args:
-            ids: position ids to read. Other positions of the same files are read as well.
-            games: game ids to read.
+            ids: Position ids to read. Other positions of the same files are read as well.
+            games: Game ids to read.
         """
         keys = {"game_id": games, "position_id": ids}
         return [

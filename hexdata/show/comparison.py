@@ -41,11 +41,11 @@ class Comparison:
         comparison.cells  # the cells whose stones differ
 
     Attributes:
-        first: a position.
-        second: the position that is compared with it, of the same board size.
+        first: A position.
+        second: The position that is compared with it, of the same board size.
 
     Raises:
-        ConfigError: the board sizes differ.
+        ConfigError: The board sizes differ.
     """
 
     first: Position
@@ -160,9 +160,9 @@ class Comparison:
         """Return the second position as text, with the differing cells in parentheses, and the differences.
 
         Args:
-            color: whether to use ANSI escape sequences. Default False.
-            unicode: whether to use characters beyond ASCII. Default True.
-            width: maximum line length of the texts below the board. Default 78.
+            color: Whether to use ANSI escape sequences. Default False.
+            unicode: Whether to use characters beyond ASCII. Default True.
+            width: Maximum line length of the texts below the board. Default 78.
         """
         diagram = replace(self._diagrams()[1], caption=())
         drawing = board_text(diagram, color=color, unicode=unicode, width=width)

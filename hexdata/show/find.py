@@ -33,14 +33,14 @@ class ShowOptions:
     """Options of :func:`find` and :func:`draw_svg`.
 
     Attributes:
-        position: id of a position in a store. Default None.
-        game: id of a game in a store. Default None.
-        ply: number of moves made in the game at the position. Default None: the whole game.
-        every: in a filmstrip, show every k-th position and the last one. Default None: about 48 positions.
-        numbers: whether to number stones by the ply at which they were played. Default False.
+        position: Id of a position in a store. Default None.
+        game: Id of a game in a store. Default None.
+        ply: Number of moves made in the game at the position. Default None: the whole game.
+        every: In a filmstrip, show every k-th position and the last one. Default None: about 48 positions.
+        numbers: Whether to number stones by the ply at which they were played. Default False.
 
     Raises:
-        ConfigError: a number is out of range.
+        ConfigError: A number is out of range.
     """
 
     position: int | None = None
@@ -61,14 +61,14 @@ def find(location: str, options: ShowOptions | None = None) -> Position | Game:
     """Return a position, or a game if no ply is given.
 
     Args:
-        location: path or address of a store; ``SHARD.tar:17`` for the position with index 17 of a shard; or a
+        location: Path or address of a store; ``SHARD.tar:17`` for the position with index 17 of a shard; or a
             game as TRMPH text or URL.
-        options: the position or game to find. Default None: no option is set.
+        options: The position or game to find. Default None: no option is set.
 
     Raises:
-        ConfigError: an option is missing, or does not apply to this kind of location.
-        StoreError: there is no such position, game or store.
-        FormatError: the text or the shard is damaged.
+        ConfigError: An option is missing, or does not apply to this kind of location.
+        StoreError: There is no such position, game or store.
+        FormatError: The text or the shard is damaged.
     """
     options = options or ShowOptions()
     if looks_like_game(location):
@@ -92,14 +92,14 @@ def compare(location: str, other: str, options: ShowOptions | None = None) -> Co
     """Return the differences between two positions. Of a whole game, the last position is compared.
 
     Args:
-        location: as in :func:`find`.
-        other: id of the second position in the same store, its game and ply as ``7:30``; or a location as in
+        location: As in :func:`find`.
+        other: Id of the second position in the same store, its game and ply as ``7:30``; or a location as in
             :func:`find`.
-        options: options of the first position. Default None: no option is set.
+        options: Options of the first position. Default None: no option is set.
 
     Raises:
-        ConfigError: as in :func:`find`; or the board sizes differ.
-        StoreError, FormatError: as in :func:`find`.
+        ConfigError: As in :func:`find`; or the board sizes differ.
+        StoreError, FormatError: As in :func:`find`.
     """
     options = options or ShowOptions()
     _refuse(location, "a comparison", every=options.every, numbers=options.numbers or None)
@@ -170,9 +170,9 @@ def write_svg(path: str | AnyPath, svg: str) -> None:
     """Write a drawing to a file or address, atomically.
 
     Raises:
-        ConfigError: the name does not end in .svg.
-        BudgetError: the disk is full.
-        OSError: the file cannot be written.
+        ConfigError: The name does not end in .svg.
+        BudgetError: The disk is full.
+        OSError: The file cannot be written.
     """
     path = as_path(path)
     check_suffix(path, "an SVG drawing", [".svg"], hint="Use --png for a PNG image.")
@@ -183,14 +183,14 @@ def write_png(path: str | AnyPath, svg: str, *, scale: float = 2.0) -> None:
     """Write a drawing as an image with a white background to a file or address, atomically.
 
     Args:
-        path: the file, whose name ends in .png.
-        svg: the drawing, as ``draw_svg`` returns it.
-        scale: pixels of the image per pixel of the SVG. Default 2.
+        path: The file, whose name ends in .png.
+        svg: The drawing, as ``draw_svg`` returns it.
+        scale: Pixels of the image per pixel of the SVG. Default 2.
 
     Raises:
-        ConfigError: the name does not end in .png, or the extra ``png`` is not installed.
-        BudgetError: the disk is full.
-        OSError: the file cannot be written.
+        ConfigError: The name does not end in .png, or the extra ``png`` is not installed.
+        BudgetError: The disk is full.
+        OSError: The file cannot be written.
     """
     path = as_path(path)
     check_suffix(path, "a PNG image", [".png"], hint="Use --svg for an SVG drawing.")

@@ -29,20 +29,20 @@ class Game:
     Attributes that are unknown are None.
 
     Attributes:
-        positions: the available positions sorted by ply, at least one.
-        game_id: id of the game in its store.
-        moves: cell indices of all moves, uint16 (m,).
+        positions: The available positions sorted by ply, at least one.
+        game_id: Id of the game in its store.
+        moves: Cell indices of all moves, uint16 (m,).
         winner: 0 for blue, 1 for red.
         split: "train", "val" or "test".
-        source: name of the source file.
-        provenance: origin of the game's identity: "metadata", "recovered" or "unknown".
-        duplicate_of: id of the game that this game duplicates.
-        flags: flags of the game, such as "no-chain".
-        end_reason: how the game ended: "chain", "resigned", "time" or "unknown".
-        swap: how the second player swapped: "pieces" or "sides"; None if it did not.
+        source: Name of the source file.
+        provenance: Origin of the game's identity: "metadata", "recovered" or "unknown".
+        duplicate_of: Id of the game that this game duplicates.
+        flags: Flags of the game, such as "no-chain".
+        end_reason: How the game ended: "chain", "resigned", "time" or "unknown".
+        swap: How the second player swapped: "pieces" or "sides"; None if it did not.
 
     Raises:
-        ConfigError: there are no positions.
+        ConfigError: There are no positions.
     """
 
     positions: Sequence[Position]
@@ -96,7 +96,7 @@ class Game:
         """Return the position after ``ply`` moves.
 
         Raises:
-            StoreError: the position is not available.
+            StoreError: The position is not available.
         """
         for position in self.positions:
             if position.ply == ply:
@@ -127,9 +127,9 @@ class Game:
         """Draw the game as a filmstrip: several small boards in one SVG.
 
         Args:
-            every: draw every k-th position and the last one. Default None: all positions of a game of up to
+            every: Draw every k-th position and the last one. Default None: all positions of a game of up to
                 48 positions, and about 48 of a longer one.
-            numbers: whether to number stones by the ply at which they were played, if known. Default False.
+            numbers: Whether to number stones by the ply at which they were played, if known. Default False.
 
         Raises:
             ConfigError: ``every`` is less than 1.

@@ -56,27 +56,27 @@ class Position:
     Attributes that are unknown are None.
 
     Attributes:
-        planes: blue stones, then red stones, uint8 (2, n, n), read-only.
-        player: player to move, 0 for blue, 1 for red.
-        move: cell index of the move made in this position; None for final positions and dense policies.
-        policy: dense policy, float32 (n·n,); None if the policy is a single move.
+        planes: Blue stones, then red stones, uint8 (2, n, n), read-only.
+        player: Player to move, 0 for blue, 1 for red.
+        move: Cell index of the move made in this position; None for final positions and dense policies.
+        policy: Dense policy, float32 (n·n,); None if the policy is a single move.
         value: 0.0 if blue wins, 1.0 if red wins.
-        winner: winner of the game, 0 for blue, 1 for red.
-        value_sample_tier: tier from 0 to 3.
-        position_id: id of the position in its store.
-        game_id: id of the game in its store.
-        ply: number of moves made before this position, according to the source.
-        total_positions: number of positions of the whole game.
-        last_move: cell index of the last move.
-        played: cell indices of all moves that led to this position, uint16 (ply,).
+        winner: Winner of the game, 0 for blue, 1 for red.
+        value_sample_tier: Tier from 0 to 3.
+        position_id: Id of the position in its store.
+        game_id: Id of the game in its store.
+        ply: Number of moves made before this position, according to the source.
+        total_positions: Number of positions of the whole game.
+        last_move: Cell index of the last move.
+        played: Cell indices of all moves that led to this position, uint16 (ply,).
         metadata: JSON text of other metadata of the source.
-        root_value: value of the root of the search, from 0.0 (blue wins) to 1.0 (red wins).
-        visits: number of visits of the root.
-        weight: weight of the position in training.
-        extra: other numbers of the source, by name.
+        root_value: Value of the root of the search, from 0.0 (blue wins) to 1.0 (red wins).
+        visits: Number of visits of the root.
+        weight: Weight of the position in training.
+        extra: Other numbers of the source, by name.
 
     Raises:
-        ConfigError: planes or policy have the wrong shape, or the player is unknown.
+        ConfigError: Planes or policy have the wrong shape, or the player is unknown.
         FormatError: "board-size" or "trmph-cell", if the board size or a cell is invalid.
     """
 
@@ -129,16 +129,16 @@ class Position:
         """Return the position of one row of a batch.
 
         Args:
-            board: planes (2, n, n), or a packed board, uint8 (ceil(2·n·n / 8),).
-            move: cell index; None or 65535 for no move.
-            policy: policy (n·n,); a one-hot policy sets ``move``, zeros mean no policy.
+            board: Planes (2, n, n), or a packed board, uint8 (ceil(2·n·n / 8),).
+            move: Cell index; None or 65535 for no move.
+            policy: Policy (n·n,); a one-hot policy sets ``move``, zeros mean no policy.
             player_to_move: 0 or 1. Default None: determined from the number of stones.
-            facts: other attributes, named as in this class or as in a batch (``position_in_game`` for
+            facts: Other attributes, named as in this class or as in a batch (``position_in_game`` for
                 ``ply``, ``extra.NAME`` for a number of ``extra``). Values that represent null in batches
                 become None.
 
         Raises:
-            ConfigError: an array has the wrong shape, or an attribute is unknown.
+            ConfigError: An array has the wrong shape, or an attribute is unknown.
             FormatError: "board-size" or "trmph-cell", if the board size or a cell is invalid.
         """
         planes = _planes_of(np.asarray(board))
@@ -217,7 +217,7 @@ class Position:
         """Return the drawing of the position.
 
         Args:
-            numbers: whether to number stones by the ply at which they were played, if known. Default False.
+            numbers: Whether to number stones by the ply at which they were played, if known. Default False.
         """
         facts = self.facts()
         numbered = self.played.tolist() if numbers and self.played is not None else []
@@ -241,9 +241,9 @@ class Position:
         """Return the position as text.
 
         Args:
-            color: whether to use ANSI escape sequences. Default False.
-            unicode: whether to use characters beyond ASCII. Default True.
-            width: maximum line length of the texts below the board. Default 78.
+            color: Whether to use ANSI escape sequences. Default False.
+            unicode: Whether to use characters beyond ASCII. Default True.
+            width: Maximum line length of the texts below the board. Default 78.
         """
         return board_text(self.diagram(), color=color, unicode=unicode, width=width)
 

@@ -39,8 +39,8 @@ def read_shard_position(path: str | AnyPath, number: int) -> Position:
     compared first.
 
     Raises:
-        StoreError: the shard differs from the manifest or has fewer positions, or the disk fails.
-        FormatError: it is truncated or altered, or no shard of hexdata's.
+        StoreError: The shard differs from the manifest or has fewer positions, or the disk fails.
+        FormatError: It is truncated or altered, or no shard of hexdata's.
     """
     with translate_disk_full(as_path(path)):
         if not is_address(path):

@@ -42,12 +42,12 @@ def read_position(store: str | AnyPath, position_id: int) -> Position:
     """Read one position of a store. Reads one row group of positions and one of games.
 
     Args:
-        store: path or address of the store.
-        position_id: id of the position, from 0.
+        store: Path or address of the store.
+        position_id: Id of the position, from 0.
 
     Raises:
-        ConfigError: the id is not an integer.
-        StoreError: the position or the store does not exist, the store is damaged, or the disk fails.
+        ConfigError: The id is not an integer.
+        StoreError: The position or the store does not exist, the store is damaged, or the disk fails.
     """
     opened = Store.open(store)
     with translate_disk_full(opened.path):
@@ -71,12 +71,12 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
     Only row groups whose statistics include the game are read.
 
     Args:
-        store: path or address of the store.
-        game_id: id of the game, from 0.
+        store: Path or address of the store.
+        game_id: Id of the game, from 0.
 
     Raises:
-        ConfigError: the id is not an integer.
-        StoreError: the game or the store does not exist, the store is damaged, or the disk fails.
+        ConfigError: The id is not an integer.
+        StoreError: The game or the store does not exist, the store is damaged, or the disk fails.
     """
     game_id = _check_id("game_id", game_id)
     opened = Store.open(store)
@@ -100,12 +100,12 @@ def game_of_rows(opened: Store, game: Row, rows: list[Row]) -> Game:
     """Return the game with these rows of its positions, in any order.
 
     Args:
-        opened: the store.
-        game: row of the game.
-        rows: rows of its positions.
+        opened: The store.
+        game: Row of the game.
+        rows: Rows of its positions.
 
     Raises:
-        StoreError: there are no rows.
+        StoreError: There are no rows.
     """
     game_id, size = game["game_id"], opened.manifest.board_size
     assert size is not None

@@ -213,7 +213,7 @@ def check_tables(store: Store, files: Mapping[str, FileFacts], *, engine: Engine
     """Check that the Parquet files among some files of a store are of their tables.
 
     Raises:
-        StoreError: one has other columns or rows.
+        StoreError: One has other columns or rows.
     """
     manifest, tables = store.manifest, (*_TABLES, "shuffled")
     tasks = [

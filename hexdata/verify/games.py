@@ -51,15 +51,15 @@ def check_games(store: Store, options: VerifyOptions, *, held_bytes: int | None 
     ``position_in_game`` is stored as the metadata state it.
 
     Args:
-        store: the store to check.
-        options: limits of memory and threads.
-        held_bytes: size of the arrays in bytes. Default None: half of the memory that ``options`` leaves.
+        store: The store to check.
+        options: Limits of memory and threads.
+        held_bytes: Size of the arrays in bytes. Default None: half of the memory that ``options`` leaves.
 
     Returns:
         The detail of the check.
 
     Raises:
-        VerifyError: a game violates one of these rules.
+        VerifyError: A game violates one of these rules.
     """
     files, count = store.files("games"), store.manifest.counts.get("games", 0)
     if not files:
@@ -91,9 +91,9 @@ def find_wrong_duplicate(
     """Return a game whose ``duplicate_of`` is not the first game of the same hash, and that value.
 
     Args:
-        store: the store.
-        con: open DuckDB session.
-        options: limits of memory and threads.
+        store: The store.
+        con: Open DuckDB session.
+        options: Limits of memory and threads.
     """
     table = select_sql("games", store.manifest, lambda _: read_parquet_sql(store.files("games")))
     for part in _hash_ranges(store, options):
@@ -159,7 +159,7 @@ def _read_rows(store: Store, groups: list[_RowGroup], games: range) -> Iterator[
     """Yield the positions of a range of games.
 
     Raises:
-        VerifyError: a row group contains a game outside its stated range.
+        VerifyError: A row group contains a game outside its stated range.
     """
     schema = _columns(
         positions_schema(store.manifest.board_size or 1), "game_id", "position_in_game", "total_positions"
@@ -210,13 +210,13 @@ def _check_range(store: Store, groups: list[_RowGroup], games: range, cells: int
     """Check the positions of a range of games.
 
     Args:
-        store: the store.
-        groups: all row groups of positions.
-        games: the range of ``game_id``.
-        cells: largest number of plies to mark at a time, one byte each.
+        store: The store.
+        groups: All row groups of positions.
+        games: The range of ``game_id``.
+        cells: Largest number of plies to mark at a time, one byte each.
 
     Raises:
-        VerifyError: a game has another number of positions, or a recovered game another or a repeated one.
+        VerifyError: A game has another number of positions, or a recovered game another or a repeated one.
     """
     stated, recovered = _read_games(store, games)
     found, last = np.zeros(len(games), np.int64), np.zeros(len(games), np.uint16)
@@ -251,10 +251,10 @@ def _check_plies(store: Store, groups: list[_RowGroup], games: range, ends: npt.
     """Check that recovered games have each position at most once.
 
     Args:
-        store: the store.
-        groups: all row groups of positions.
-        games: the range of ``game_id``.
-        ends: end of the plies of each game in an array of the plies of all recovered games.
+        store: The store.
+        groups: All row groups of positions.
+        games: The range of ``game_id``.
+        ends: End of the plies of each game in an array of the plies of all recovered games.
     """
     starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
     seen = np.zeros(ends[-1], np.bool_)

@@ -15,14 +15,14 @@ class VerifyOptions(QueryLimits):
     """Limits of ``verify_store``.
 
     Attributes:
-        memory: memory limit in bytes. Default 1 GB. Data that does not fit is written to the system's
+        memory: Memory limit in bytes. Default 1 GB. Data that does not fit is written to the system's
             temporary folder.
-        threads: number of DuckDB threads, and of files hashed at a time. Default None: one per core, as far
+        threads: Number of DuckDB threads, and of files hashed at a time. Default None: one per core, as far
             as ``memory`` allows.
 
     Raises:
-        ConfigError: a value is out of range.
-        BudgetError: the memory is too small for the threads, or for one thread.
+        ConfigError: A value is out of range.
+        BudgetError: The memory is too small for the threads, or for one thread.
     """
 
     PURPOSE: ClassVar[str] = "to verify"

@@ -65,18 +65,18 @@ def check_round_trip(
     too.
 
     Args:
-        store: folder of the store, or its address in an object store.
-        inputs: one path or address, or a sequence of them. Each is a file, or a folder, which is searched
+        store: Folder of the store, or its address in an object store.
+        inputs: One path or address, or a sequence of them. Each is a file, or a folder, which is searched
             with its subfolders. Files are matched by digest; their names do not matter.
-        progress: receives progress reports. Default: ignores them.
+        progress: Receives progress reports. Default: ignores them.
 
     Returns:
         One result per source, in the order of their ids.
 
     Raises:
-        StoreError: there is no store, or the disk or an object store fails.
-        InputError: an input is missing, or no source of the store is among the inputs.
-        BudgetError: the disk of the temporary folder is full.
+        StoreError: There is no store, or the disk or an object store fails.
+        InputError: An input is missing, or no source of the store is among the inputs.
+        BudgetError: The disk of the temporary folder is full.
     """
     target = Store.open(store)
     with translate_disk_full(target.path), translate_temporary_disk_full():
@@ -187,7 +187,7 @@ def _compare_exported(store: Store, source: Original, path: AnyPath, exported: A
     """Compare the exported pickle of a source with the original file.
 
     Raises:
-        VerifyError: they differ, or one of them cannot be read.
+        VerifyError: They differ, or one of them cannot be read.
     """
     try:
         with _open_original(path, source) as original, open_source(exported) as returned:
@@ -203,8 +203,8 @@ def _compare(
     """Compare a source that was written back with the original file.
 
     Raises:
-        VerifyError: they differ; the error names the first record and field.
-        FormatError: one of the two files cannot be read.
+        VerifyError: They differ; the error names the first record and field.
+        FormatError: One of the two files cannot be read.
     """
     rejected = _rejected(store, source)
     rows = _rows(_accepted(original, source, rejected)), _rows(_accepted(returned, source, {}))
@@ -237,7 +237,7 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
     missing, since a pickle does not contain them.
 
     Raises:
-        VerifyError: the reader rejects a record that the store accepted or rejected for another reason.
+        VerifyError: The reader rejects a record that the store accepted or rejected for another reason.
     """
     for batch in reader.batches():
         for record, reason, detail in map(astuple, batch.rejected):
@@ -295,7 +295,7 @@ def _compare_rows(expected: pa.Table | None, found: pa.Table | None) -> None:
     """Compare tables bit by bit, except ``record``, because records are renumbered without the rejected ones.
 
     Raises:
-        VerifyError: they differ; the error names the first field that differs and its first record.
+        VerifyError: They differ; the error names the first field that differs and its first record.
     """
     if expected is None or found is None or expected.num_rows != found.num_rows:
         raise VerifyError("the file has more or fewer examples than the store")
@@ -332,7 +332,7 @@ def _compare_headers(expected: dict[str, object], found: dict[str, object]) -> N
     """Compare the top-level keys except ``examples``, their order, and the spelling of the example fields.
 
     Raises:
-        VerifyError: they differ; the error names the first key.
+        VerifyError: They differ; the error names the first key.
     """
     pairs = zip_longest(expected.items(), found.items(), fillvalue=(None, None))
     for (key, value), (found_key, found_value) in pairs:

@@ -48,16 +48,16 @@ def check_shards(store: Store, options: VerifyOptions, progress: Progress) -> st
     If the buckets were removed, the shards are compared with the positions of the store.
 
     Args:
-        store: the store to check, with the stages shuffle and export.
-        options: limits of memory and threads.
-        progress: receives progress reports.
+        store: The store to check, with the stages shuffle and export.
+        options: Limits of memory and threads.
+        progress: Receives progress reports.
 
     Returns:
         The detail of the check.
 
     Raises:
-        VerifyError: the shards or the shard manifest differ.
-        StoreError: a shard or the shard manifest cannot be read.
+        VerifyError: The shards or the shard manifest differ.
+        StoreError: A shard or the shard manifest cannot be read.
     """
     folder = store.path / "shards"
     manifest = ShardManifest.load(folder)
@@ -106,7 +106,7 @@ class _Comparison:
         """Compare the shards with the buckets, and return the names of their fields.
 
         Raises:
-            VerifyError: a shard differs.
+            VerifyError: A shard differs.
         """
         schema = positions_schema(self.manifest.board_size, self.targets)
         root, stored = self.store.path.resolve(), self.store.manifest
@@ -123,7 +123,7 @@ class _Comparison:
         """Compare the shards with the positions of the store, and return the names of their fields.
 
         Raises:
-            VerifyError: a shard differs.
+            VerifyError: A shard differs.
         """
         key = derive_key(self.manifest.seed, "shuffle")
         parts: dict[int, list[Part]] = {}
@@ -177,8 +177,8 @@ class _Comparison:
         """Return the digests that rows have in shards.
 
         Args:
-            placed: the rows.
-            policies: whether the samples of a split have policies; not used for blocks.
+            placed: The rows.
+            policies: Whether the samples of a split have policies; not used for blocks.
         """
         if self.manifest.layout == "blocks":
             return row_digests(columns_to_block(placed.rows, _has_policy(placed.rows), self.targets))
@@ -193,12 +193,12 @@ class _Comparison:
         """Yield the rows of a shard, as :func:`row_digests` expects them.
 
         Args:
-            number: number of the shard within its split.
-            shard: entry of the shard in the shard manifest.
-            found: receives the names of the members.
+            number: Number of the shard within its split.
+            shard: Entry of the shard in the shard manifest.
+            found: Receives the names of the members.
 
         Raises:
-            VerifyError: the shard differs from the manifests, or a policy is not in the form of shards.
+            VerifyError: The shard differs from the manifests, or a policy is not in the form of shards.
         """
         cells = self.manifest.board_size**2
         records = self._read(number, shard)
@@ -223,16 +223,16 @@ class _Comparison:
         """Compare a shard with its shuffled rows: its keys, fields and offsets.
 
         Args:
-            number: number of the shard within its split.
-            shard: entry of the shard in the shard manifest.
-            rows: the shuffled rows.
-            schema: columns of the rows.
+            number: Number of the shard within its split.
+            shard: Entry of the shard in the shard manifest.
+            rows: The shuffled rows.
+            schema: Columns of the rows.
 
         Returns:
             The names of the fields of the shard.
 
         Raises:
-            VerifyError: the shard differs.
+            VerifyError: The shard differs.
         """
         fields: set[str] = set()
         tables = regroup(rows, schema, self._rows_per_record)
@@ -258,8 +258,8 @@ class _Comparison:
         """Yield the name and the members of each block or sample of a shard.
 
         Raises:
-            VerifyError: the numbers of positions, the keys of blocks or the offsets are wrong.
-            StoreError: a block contains invalid values.
+            VerifyError: The numbers of positions, the keys of blocks or the offsets are wrong.
+            StoreError: A block contains invalid values.
         """
         path, listed = self._path(shard), self.store.manifest.files.get(f"shards/{shard.name}")
         if listed is None or (listed.rows, listed.bytes, listed.sha256) != (

@@ -47,7 +47,7 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
         The detail of the check.
 
     Raises:
-        VerifyError: a bucket has other rows, or the manifest states other splits, buckets or options.
+        VerifyError: A bucket has other rows, or the manifest states other splits, buckets or options.
     """
     lineage = store.manifest.stages["shuffle"]
     _check_bucket_names(store)
@@ -104,8 +104,8 @@ def open_placement(
     """Select the positions of the shuffle again, and assign them to their buckets.
 
     Args:
-        store: the store.
-        options: limits of memory and threads.
+        store: The store.
+        options: Limits of memory and threads.
 
     Yields:
         The session, the selection, and the query for the rows with their buckets.
@@ -131,7 +131,7 @@ def _check_bucket_names(store: Store) -> None:
     """Check that each split has the stated number of buckets, numbered from 0.
 
     Raises:
-        VerifyError: a split has other buckets.
+        VerifyError: A split has other buckets.
     """
     for split, count in store.manifest.stages["shuffle"]["buckets"].items():
         names = list(store.manifest.buckets(split))
@@ -192,7 +192,7 @@ def check_order(store: Store) -> str:
         The detail of the check.
 
     Raises:
-        VerifyError: the keys of a bucket do not ascend.
+        VerifyError: The keys of a bucket do not ascend.
     """
     lineage = store.manifest.stages["shuffle"]
     key = derive_key(lineage["seed"], "shuffle")
@@ -212,13 +212,13 @@ def check_quality(quality: Quality | None) -> str:
     """Check that no figure of the shuffle deviates from a random order by more than its limit.
 
     Args:
-        quality: the measured quality, or None if the store has no training split.
+        quality: The measured quality, or None if the store has no training split.
 
     Returns:
         The detail of the check.
 
     Raises:
-        VerifyError: a figure deviates too far; the error names all such figures.
+        VerifyError: A figure deviates too far; the error names all such figures.
     """
     if quality is None:
         return "no train split to measure"

@@ -38,7 +38,7 @@ def check_stage_facts(store: Store) -> str:
         The names of the stages, as the detail of the check.
 
     Raises:
-        VerifyError: files have no stage, or an entry of a stage is wrong.
+        VerifyError: Files have no stage, or an entry of a stage is wrong.
     """
     stages = store.manifest.stages
     for folder, stage in _STAGE_OF.items():
@@ -68,7 +68,7 @@ def _check_convert(store: Store, stated: dict[str, Any]) -> None:
     and ``truncate_repeats`` where no game has a repeated move.
 
     Raises:
-        VerifyError: an option differs.
+        VerifyError: An option differs.
     """
     parts = store.files("sources")
     if not parts:

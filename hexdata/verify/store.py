@@ -44,9 +44,9 @@ class Check:
     """The result of one check.
 
     Attributes:
-        name: name of the check, such as "position ids".
-        ok: the check passed.
-        detail: the figures found, or the message of the error.
+        name: Name of the check, such as "position ids".
+        ok: The check passed.
+        detail: The figures found, or the message of the error.
     """
 
     name: str
@@ -59,10 +59,10 @@ class VerifyResult:
     """The result of ``verify_store``.
 
     Attributes:
-        checks: results of the checks, in the order in which they ran.
-        skipped: names of the stages that the store does not have.
-        quality: quality of the shuffle, or None if the store has no shuffle or it could not be measured.
-        commands: command lines that write damaged files again, in the order in which to run them.
+        checks: Results of the checks, in the order in which they ran.
+        skipped: Names of the stages that the store does not have.
+        quality: Quality of the shuffle, or None if the store has no shuffle or it could not be measured.
+        commands: Command lines that write damaged files again, in the order in which to run them.
     """
 
     checks: list[Check] = field(default_factory=list)
@@ -79,7 +79,7 @@ class VerifyResult:
         """Check that every check passed.
 
         Raises:
-            VerifyError: checks failed; the error names all of them.
+            VerifyError: Checks failed; the error names all of them.
         """
         failed = [f"{check.name}: {check.detail}" for check in self.checks if not check.ok]
         if failed:
@@ -98,20 +98,20 @@ def verify_store(
     If a file is damaged or a table has other columns or rows than stated, the remaining checks do not run.
 
     Args:
-        store: folder of the store, or its address in an object store.
-        options: limits of memory and threads. Default None: ``VerifyOptions()``.
-        progress: receives progress reports. Default: ignores them.
-        engine: hashes the files. All other checks run in this process. Default: this machine.
+        store: Folder of the store, or its address in an object store.
+        options: Limits of memory and threads. Default None: ``VerifyOptions()``.
+        progress: Receives progress reports. Default: ignores them.
+        engine: Hashes the files. All other checks run in this process. Default: this machine.
 
     Returns:
         The result of each check.
 
     Raises:
-        ConfigError: an argument has the wrong type.
-        StoreError: there is no store, its manifest cannot be read, or an object store fails.
-        StoreLockedError: a stage is writing to the store, or has written to it during the checks.
-        BudgetError: the memory is too small, or the disk of the temporary folder is full.
-        EngineError: a machine of ``engine`` differs from this one or cannot access the store.
+        ConfigError: An argument has the wrong type.
+        StoreError: There is no store, its manifest cannot be read, or an object store fails.
+        StoreLockedError: A stage is writing to the store, or has written to it during the checks.
+        BudgetError: The memory is too small, or the disk of the temporary folder is full.
+        EngineError: A machine of ``engine`` differs from this one or cannot access the store.
     """
     limits = check_options(options, VerifyOptions)
     target = Store.open(store)
@@ -127,7 +127,7 @@ def _require_no_writer(store: Store) -> None:
     Files that a running stage replaces must not be reported as damage.
 
     Raises:
-        StoreLockedError: a stage is writing, or has written.
+        StoreLockedError: A stage is writing, or has written.
     """
     writer = storage_of(store.path).find_writer()
     if writer is None and Manifest.load(store.path) == store.manifest:

@@ -22,14 +22,14 @@ def check_files(store: Store, damage: Mapping[str, StoreError]) -> str:
     """Check that every file of the manifest is undamaged and that the store has no other files.
 
     Args:
-        store: the store to check.
-        damage: damaged files, as ``find_damage`` returns them.
+        store: The store to check.
+        damage: Damaged files, as ``find_damage`` returns them.
 
     Returns:
         The detail of the check.
 
     Raises:
-        VerifyError: files are damaged or are not in the manifest.
+        VerifyError: Files are damaged or are not in the manifest.
     """
     existing = {
         f"{folder}/{name}"
@@ -64,8 +64,8 @@ def check_tables(store: Store) -> str:
     """Check the columns and the number of rows of every Parquet file, and the number of rows of each table.
 
     Raises:
-        StoreError: a file has other columns or another number of rows.
-        VerifyError: the rows of the files of a table do not add up to its count in the manifest.
+        StoreError: A file has other columns or another number of rows.
+        VerifyError: The rows of the files of a table do not add up to its count in the manifest.
     """
     require_tables(store, store.manifest.files)
     rows = dict.fromkeys(store.manifest.counts, 0)
@@ -87,7 +87,7 @@ def check_counts(store: Store) -> str:
     """Check that records = positions + rejected, for each source and for the stage convert, by counting rows.
 
     Raises:
-        VerifyError: the numbers differ, or the ids of the sources or of rejected records are wrong.
+        VerifyError: The numbers differ, or the ids of the sources or of rejected records are wrong.
     """
     sources = _read(store, "sources", ["source_id", "name", "records", "positions", "rejected"])
     counted = _read(store, "rejected", ["source_id"])["source_id"].value_counts()
@@ -124,7 +124,7 @@ def check_dense_ids(store: Store, table: str, column: str) -> str:
     """Check that the ids in ``column`` are 0, 1, 2, … across the parts of a table, in order.
 
     Raises:
-        VerifyError: they are not.
+        VerifyError: They are not.
     """
     expected = 0
     for path in store.files(table):
@@ -143,8 +143,8 @@ def check_stage(store: Store, stage: str) -> str:
     """Check that a stage was run on the current content of the store and lost no rows.
 
     Raises:
-        StoreError: the content of the store has changed since the stage was run.
-        VerifyError: the positions written, rejected and excluded do not add up to those read.
+        StoreError: The content of the store has changed since the stage was run.
+        VerifyError: The positions written, rejected and excluded do not add up to those read.
     """
     store.require_stage(stage)
     from_store = stage in ("shuffle", "pickles-original")

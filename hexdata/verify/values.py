@@ -27,7 +27,7 @@ def check_position_values(store: Store) -> str:
         The detail of the check.
 
     Raises:
-        VerifyError: a value is invalid; the error names the first one.
+        VerifyError: A value is invalid; the error names the first one.
     """
     size = store.manifest.board_size
     if size is None:
@@ -64,7 +64,7 @@ def check_game_values(store: Store, options: VerifyOptions) -> str:
         The detail of the check.
 
     Raises:
-        VerifyError: a value is invalid; the error names one.
+        VerifyError: A value is invalid; the error names one.
     """
     files, size = store.files("games"), store.manifest.board_size
     if not files or size is None:

@@ -66,7 +66,7 @@ def row_digests(fields: Block) -> UInt64Array:
     """Return a digest of each row, uint64 (rows,): of the names, types, shapes and bytes of its fields.
 
     Args:
-        fields: a block with dense policies, or the fields of samples with a policy in each row. At least one
+        fields: A block with dense policies, or the fields of samples with a policy in each row. At least one
             row.
     """
     is_block = "policy_row" in fields
@@ -100,11 +100,11 @@ def divide_shard(
     """Divide the rows of a shard into parts. Buckets without rows become empty parts.
 
     Args:
-        number: number of the shard within its split.
-        start: number of rows of the split before the shard.
-        keys: sort keys of the rows.
-        digests: digests of the rows.
-        bucket_rows: number of rows of each bucket of the split.
+        number: Number of the shard within its split.
+        start: Number of rows of the split before the shard.
+        keys: Sort keys of the rows.
+        digests: Digests of the rows.
+        bucket_rows: Number of rows of each bucket of the split.
 
     Returns:
         The parts, in the order of the rows.
@@ -136,9 +136,9 @@ def find_different(
     """Compare parts with all positions of the store.
 
     Args:
-        parts: the parts of each split, an index into ``SPLITS``, in the order of the shards. They cover all
+        parts: The parts of each split, an index into ``SPLITS``, in the order of the shards. They cover all
             buckets.
-        placed: all positions of the store in any order, with their sort keys and digests. Each split has as
+        placed: All positions of the store in any order, with their sort keys and digests. Each split has as
             many as the parts.
 
     Returns:
@@ -174,9 +174,9 @@ def read_placed(con: DuckDBPyConnection, placement: Placement, schema: pa.Schema
     """Yield all selected positions of a store with their places, in no particular order.
 
     Args:
-        con: the session of the placement.
-        placement: the query for the positions.
-        schema: columns of the rows.
+        con: The session of the placement.
+        placement: The query for the positions.
+        schema: Columns of the rows.
     """
     names = ", ".join(f'"{name}"' for name in schema.names)
     query = f"SELECT {names}, split::BIGINT, bucket::BIGINT FROM ({placement.rows_sql()})"
@@ -198,12 +198,12 @@ def read_part_rows(
     """Yield the positions of the store that belong to one shard, in their order.
 
     Args:
-        con: the session of the placement.
-        placement: the query for the positions.
-        schema: columns of the rows.
-        split: index of the split in ``SPLITS``.
-        parts: all parts of the split.
-        shard: number of the shard.
+        con: The session of the placement.
+        placement: The query for the positions.
+        schema: Columns of the rows.
+        split: Index of the split in ``SPLITS``.
+        parts: All parts of the split.
+        shard: Number of the shard.
     """
     conditions = []
     before: int | None = None

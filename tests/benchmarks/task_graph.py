@@ -54,18 +54,18 @@ class Rates:
     """Times and sizes measured by ``task_rates.py`` on one core, in seconds and bytes.
 
     Attributes:
-        digest: seconds per byte.
-        read, publish, scatter, sort, export: seconds per position.
-        compare: seconds per game, to find duplicates.
-        choose: seconds per position in the driver, before slices are cut.
-        source_bytes, spool_bytes, position_bytes, run_bytes, bucket_bytes, shard_bytes: bytes per position.
-        piece_write, piece_read: seconds per piece, besides those of its rows.
-        piece_bytes: bytes per piece, besides those of its rows.
-        open_run: seconds of the driver to read a run's index, without its pieces.
-        index: seconds of the driver for each piece in all runs, to sort it in and to give it to its task.
-        recut: seconds per position, to read it from a run and write it into another.
-        dispatch: seconds of the driver per task.
-        ledger, shard_ledger: seconds of the driver for each slice or source, and each shard, in a saved
+        digest: Seconds per byte.
+        read, publish, scatter, sort, export: Seconds per position.
+        compare: Seconds per game, to find duplicates.
+        choose: Seconds per position in the driver, before slices are cut.
+        source_bytes, spool_bytes, position_bytes, run_bytes, bucket_bytes, shard_bytes: Bytes per position.
+        piece_write, piece_read: Seconds per piece, besides those of its rows.
+        piece_bytes: Bytes per piece, besides those of its rows.
+        open_run: Seconds of the driver to read a run's index, without its pieces.
+        index: Seconds of the driver for each piece in all runs, to sort it in and to give it to its task.
+        recut: Seconds per position, to read it from a run and write it into another.
+        dispatch: Seconds of the driver per task.
+        ledger, shard_ledger: Seconds of the driver for each slice or source, and each shard, in a saved
             ledger.
     """
 
@@ -99,25 +99,25 @@ class Cluster:
     """A cluster of equal machines and the store that they share.
 
     Attributes:
-        machines, cores: number of machines, and cores of each; one task per core.
-        memory: bytes for the shuffle on each machine.
-        network: bytes/s of a machine in each direction.
-        disk: bytes/s of a machine's own disk.
-        store: bytes/s of the shared store, for all machines together.
-        gets, puts: requests/s that the store answers, for all machines together.
-        latency: seconds per request.
-        dispatch: seconds of the driver that the engine takes per task.
-        start: seconds before a task begins to work.
-        slow: share of the tasks that are stragglers.
-        slowness: factor by which stragglers take longer.
-        failed: share of the attempts that fail, half way through on average.
-        deaths: expected number of times per hour that a machine stops. Its tasks begin again elsewhere, and
+        machines, cores: Number of machines, and cores of each; one task per core.
+        memory: Bytes for the shuffle on each machine.
+        network: Bytes/s of a machine in each direction.
+        disk: Bytes/s of a machine's own disk.
+        store: Bytes/s of the shared store, for all machines together.
+        gets, puts: Requests/s that the store answers, for all machines together.
+        latency: Seconds per request.
+        dispatch: Seconds of the driver that the engine takes per task.
+        start: Seconds before a task begins to work.
+        slow: Share of the tasks that are stragglers.
+        slowness: Factor by which stragglers take longer.
+        failed: Share of the attempts that fail, half way through on average.
+        deaths: Expected number of times per hour that a machine stops. Its tasks begin again elsewhere, and
             what others sent to it is lost.
-        replacement: seconds until a stopped machine is replaced.
-        skew: standard deviation of the logarithm of the share that each machine receives of what is sent.
-        queue: seconds of requests that may wait for the store; it refuses further ones.
-        separate: whether each task is a process of its own.
-        request, receive: seconds of a core per read request, and per byte that it returns.
+        replacement: Seconds until a stopped machine is replaced.
+        skew: Standard deviation of the logarithm of the share that each machine receives of what is sent.
+        queue: Seconds of requests that may wait for the store; it refuses further ones.
+        separate: Whether each task is a process of its own.
+        request, receive: Seconds of a core per read request, and per byte that it returns.
     """
 
     machines: int
@@ -154,7 +154,7 @@ class Design:
             ``groups``: the same with a group for each core, as earlier versions did; ``objects``: one file
             per piece; ``two-level``: runs of groups of units, cut once more; ``push``: pieces are sent
             to the machine that sorts them, which keeps them on its disk.
-        parallel: number of pieces that a task requests at a time.
+        parallel: Number of pieces that a task requests at a time.
     """
 
     exchange: str = "runs"
@@ -169,13 +169,13 @@ class Task:
     """The work and the transfers of one task.
 
     Attributes:
-        positions: number of positions.
-        work: seconds of a core.
-        read, written: bytes from and to the store.
-        loaded, kept: bytes from and to the disks of the machines.
-        sent: bytes to other machines.
-        gets, puts: requests to the store.
-        objects: objects that it leaves in the store.
+        positions: Number of positions.
+        work: Seconds of a core.
+        read, written: Bytes from and to the store.
+        loaded, kept: Bytes from and to the disks of the machines.
+        sent: Bytes to other machines.
+        gets, puts: Requests to the store.
+        objects: Objects that it leaves in the store.
     """
 
     positions: int
@@ -195,16 +195,16 @@ class Phase:
     """Tasks that may run at the same time. The next phase begins when all are done.
 
     Attributes:
-        name: name of the phase.
-        tasks: tasks, in the order in which they are dispatched.
-        before: seconds of the driver before the first task.
-        dispatch: seconds of the driver per task.
-        parallel: read requests that a task has in flight at a time.
-        index: bytes of the driver's index of all pieces.
-        again: tasks that are added when a machine stops, to send again what was sent to it.
-        receiving: whether the machines still receive in this phase. If so, only as many of these tasks are
+        name: Name of the phase.
+        tasks: Tasks, in the order in which they are dispatched.
+        before: Seconds of the driver before the first task.
+        dispatch: Seconds of the driver per task.
+        parallel: Read requests that a task has in flight at a time.
+        index: Bytes of the driver's index of all pieces.
+        again: Tasks that are added when a machine stops, to send again what was sent to it.
+        receiving: Whether the machines still receive in this phase. If so, only as many of these tasks are
             added as tasks of the phase are done.
-        slots: tasks that a machine runs at a time; 0 for one per core.
+        slots: Tasks that a machine runs at a time; 0 for one per core.
     """
 
     name: str

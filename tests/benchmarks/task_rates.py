@@ -115,8 +115,8 @@ def measure(source: Path, folder: Path) -> Rates:
     """Measure everything on a copy of a store and on generated legacy files, in about 60 s.
 
     Args:
-        source: a converted store.
-        folder: an empty folder for the copies.
+        source: A converted store.
+        folder: An empty folder for the copies.
     """
     figures = _convert(folder)
     store = Path(shutil.copytree(source, folder / "store"))

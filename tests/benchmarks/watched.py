@@ -33,7 +33,7 @@ def watch(command: Sequence[str], *, stdout: int | IO[str], cwd: Path | None = N
     Pages that processes share are counted in each, so the peak is an upper bound.
 
     Raises:
-        CalledProcessError: the command failed.
+        CalledProcessError: The command failed.
     """
     begin, before = time.perf_counter(), getrusage(RUSAGE_CHILDREN)
     process = subprocess.Popen(command, cwd=cwd, stdout=stdout)

@@ -167,7 +167,7 @@ def run_stage(name: str, command: Sequence[str], store: Path) -> Stage:
     """Run a hexdata command and return what it took.
 
     Raises:
-        CalledProcessError: it failed.
+        CalledProcessError: It failed.
     """
     done = watch([sys.executable, "-m", "hexdata", *command], stdout=sys.stderr)
     return Stage(name, done.seconds, done.processor_seconds, done.peak, done.written, size_of(store))

@@ -430,9 +430,9 @@ class Memoized:
     """A pickle whose references name the place of the opcode that gave the number.
 
     Attributes:
-        pieces: opcodes with their arguments.
-        puts: places of opcodes that give a number.
-        gets: places of references, each with the place in ``puts`` that it refers to.
+        pieces: Opcodes with their arguments.
+        puts: Places of opcodes that give a number.
+        gets: Places of references, each with the place in ``puts`` that it refers to.
     """
 
     def __init__(self, pieces: list[bytes]) -> None:

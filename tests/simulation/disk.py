@@ -113,12 +113,12 @@ class Outcome:
     """What a run did: ``ending`` is "done", "error", "bare" (no error of hexdata) or "died".
 
     Attributes:
-        ending: see above.
-        text: the message or traceback.
-        faults: number of operations that failed.
-        operations: number of operations.
-        hits: number of operations of a group that failed.
-        passed: points of a recorded run, each with the number of the next operation and a digest of the
+        ending: See above.
+        text: The message or traceback.
+        faults: Number of operations that failed.
+        operations: Number of operations.
+        hits: Number of operations of a group that failed.
+        passed: Points of a recorded run, each with the number of the next operation and a digest of the
             files; otherwise only the point at which the run was ended, because its files were those of the
             undisturbed run.
     """
@@ -261,11 +261,11 @@ class _Plan:
     """What a run in a child process does besides its action.
 
     Attributes:
-        log: file for the record of its operations; None for none.
-        marks: digests of the files of the undisturbed run at its points. Once a fault was
+        log: File for the record of its operations; None for none.
+        marks: Digests of the files of the undisturbed run at its points. Once a fault was
             returned, or if none is planned, a run with the same files ends there.
-        server: stage at whose beginning the process becomes a server of forks; None for none.
-        shared: file for the state of the shim; None if it is not shared with worker processes.
+        server: Stage at whose beginning the process becomes a server of forks; None for none.
+        shared: File for the state of the shim; None if it is not shared with worker processes.
     """
 
     log: Path | None = None
@@ -475,8 +475,8 @@ def tree_key(tree: Tree, logs: bool = True) -> str:
     """Return a digest of all that can influence a command: not of temporary files, and not of times.
 
     Args:
-        tree: files below the working directory.
-        logs: whether to include logs, which stages only extend.
+        tree: Files below the working directory.
+        logs: Whether to include logs, which stages only extend.
     """
     facts = []
     for path, content in tree.items():
@@ -496,8 +496,8 @@ def half_published(tree: Tree, versions: dict[str, set[str]] | None = None) -> s
     """Return what is half-published in a tree, or an empty text.
 
     Args:
-        tree: files below the working directory.
-        versions: digests that the content of each published file may have. Default: not compared.
+        tree: Files below the working directory.
+        versions: Digests that the content of each published file may have. Default: not compared.
     """
     for path, content in tree.items():
         if content is None or not _is_published(path):
@@ -541,9 +541,9 @@ class Simulation:
     """A command with its start, and the record and the files of its undisturbed run.
 
     Args:
-        command: name of a command.
+        command: Name of a command.
         size: "small" or "medium".
-        folder: folder for the files of all runs.
+        folder: Folder for the files of all runs.
     """
 
     def __init__(self, command: str, size: str, folder: Path) -> None:
@@ -638,9 +638,9 @@ def sample(cases: list[Case], size: Callable[[int], int], seed: int = 0) -> list
     """Return some cases of each fault, spread evenly over the operations.
 
     Args:
-        cases: all cases.
-        size: returns the number of cases to choose from a number of cases.
-        seed: seed of the choice.
+        cases: All cases.
+        size: Returns the number of cases to choose from a number of cases.
+        seed: Seed of the choice.
     """
     chosen = set()
     for fault in FAULTS:
@@ -825,11 +825,11 @@ class CommandGroup(Group):
     """The cases of one command, divided into chunks, which are tried with some processes.
 
     Args:
-        name: name of the command.
+        name: Name of the command.
         size: "small" or "medium".
-        folder: folder for the files, which is removed at the end.
-        choose: selects cases. Default: all.
-        seeds: seeds of the faults that depend on one. Default: 0 and 1.
+        folder: Folder for the files, which is removed at the end.
+        choose: Selects cases. Default: all.
+        seeds: Seeds of the faults that depend on one. Default: 0 and 1.
     """
 
     def __init__(

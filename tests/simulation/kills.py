@@ -97,7 +97,7 @@ class Kills:
     """The undisturbed runs of all commands, and the cases.
 
     Args:
-        folder: folder for the files of all runs, on a disk in memory.
+        folder: Folder for the files of all runs, on a disk in memory.
         size: "small", or "medium" for commands that have several files of each kind.
     """
 

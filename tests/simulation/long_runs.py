@@ -149,8 +149,8 @@ class Writer:
     """Writes games as self-play does, in all the ways that the loader promises to understand.
 
     Args:
-        folder: existing folder.
-        seed: seed of the games and of the ways.
+        folder: Existing folder.
+        seed: Seed of the games and of the ways.
     """
 
     folder: Path

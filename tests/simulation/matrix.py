@@ -68,7 +68,7 @@ class Results:
     """The results of chunks, in a file.
 
     Args:
-        folder: folder of the file. It is created.
+        folder: Folder of the file. It is created.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -136,9 +136,9 @@ class Matrix:
     """A run of some parts.
 
     Args:
-        results: results of earlier runs and of this one.
-        share: the number of a share and the number of shares.
-        deadline: time at which no further task is started, in seconds since 1970.
+        results: Results of earlier runs and of this one.
+        share: The number of a share and the number of shares.
+        deadline: Time at which no further task is started, in seconds since 1970.
     """
 
     def __init__(self, results: Results, share: tuple[int, int], deadline: float) -> None:

@@ -174,7 +174,7 @@ class Disk:
     """The files below one folder, as they are after each recorded operation.
 
     Args:
-        tree: synced files at the start, such as those of a dataset that the command extends.
+        tree: Synced files at the start, such as those of a dataset that the command extends.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -257,9 +257,9 @@ class Disk:
         """Return the files that a crash leaves.
 
         Args:
-            crash: what is lost, one of ``CRASHES``.
-            seed: text that determines what is lost.
-            running: operation during which the crash happens; a write of it may be stored in part.
+            crash: What is lost, one of ``CRASHES``.
+            seed: Text that determines what is lost.
+            running: Operation during which the crash happens; a write of it may be stored in part.
         """
         rng, decisions = random.Random(seed), dict[int, float]()
         torn = None

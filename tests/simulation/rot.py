@@ -96,10 +96,10 @@ class Reader:
     """A command whose result must not depend on a changed byte.
 
     Attributes:
-        name: name of the command.
-        run: runs it in the current folder, and returns its result.
-        writes: it may change files, so it runs in a copy.
-        every: it is run for every k-th byte.
+        name: Name of the command.
+        run: Runs it in the current folder, and returns its result.
+        writes: It may change files, so it runs in a copy.
+        every: It is run for every k-th byte.
     """
 
     name: str
@@ -372,10 +372,10 @@ class Scenario:
     """Files, and the commands that may read them.
 
     Attributes:
-        prepare: makes the files in the current folder.
-        readers: the commands.
-        files: patterns of the files to alter.
-        unfinished: only files that the manifest does not list are altered.
+        prepare: Makes the files in the current folder.
+        readers: The commands.
+        files: Patterns of the files to alter.
+        unfinished: Only files that the manifest does not list are altered.
     """
 
     prepare: Callable[[], None]
@@ -444,8 +444,8 @@ class Bench:
     """The files of a scenario in a folder, and what each command reads.
 
     Args:
-        scenario: name of the scenario.
-        folder: folder for all files, which is replaced.
+        scenario: Name of the scenario.
+        folder: Folder for all files, which is replaced.
     """
 
     def __init__(self, scenario: str, folder: Path) -> None:
@@ -648,15 +648,15 @@ def run_share(
     """Check a share of all changes in this process and its children, and return counts by scenario and file.
 
     Args:
-        names: names of scenarios.
-        folder: folder for the files, on a disk in memory.
-        report: called with each failure.
-        seed: seed of the bits, and of the bytes of large files.
-        most: most bytes of a file.
-        step: only every ``step``-th byte is altered.
+        names: Names of scenarios.
+        folder: Folder for the files, on a disk in memory.
+        report: Called with each failure.
+        seed: Seed of the bits, and of the bytes of large files.
+        most: Most bytes of a file.
+        step: Only every ``step``-th byte is altered.
         share: (k, n): the k-th of n equal shares of the changes, from 1.
-        only: the only file to alter. Default: all.
-        until: time of ``time.monotonic`` after which no change is begun. Default: never.
+        only: The only file to alter. Default: all.
+        until: Time of ``time.monotonic`` after which no change is begun. Default: never.
     """
     load_libraries()
     totals: dict[tuple[str, str], Counter[str]] = {}
@@ -675,11 +675,11 @@ class ScanGroup(Group):
     """The changed bytes of a scenario, up to ``_TOGETHER`` of a file in each task.
 
     Args:
-        name: name of the scenario.
-        folder: folder for the files, which is removed at the end.
-        seed: seed of the bits, and of the bytes of large files.
-        step: only every ``step``-th byte is altered.
-        most: most bytes of a file.
+        name: Name of the scenario.
+        folder: Folder for the files, which is removed at the end.
+        seed: Seed of the bits, and of the bytes of large files.
+        step: Only every ``step``-th byte is altered.
+        most: Most bytes of a file.
     """
 
     def __init__(self, name: str, folder: Path, seed: int, step: int, most: int = 8192) -> None:

@@ -23,9 +23,9 @@ class Group:
     """Numbered tasks with a common preparation.
 
     Attributes:
-        facts: the facts that ``prepare`` has returned; None before.
-        left: numbers of the tasks that no process has taken.
-        is_due: whether the task with a number is to be done. Default: each.
+        facts: The facts that ``prepare`` has returned; None before.
+        left: Numbers of the tasks that no process has taken.
+        is_due: Whether the task with a number is to be done. Default: each.
     """
 
     def __init__(self) -> None:
@@ -139,9 +139,9 @@ def share_tasks(
     """Do the tasks of all groups in several processes.
 
     Args:
-        groups: the groups, in the order in which they are begun.
-        jobs: number of processes.
-        deadline: time after which no task is begun, in seconds since 1970.
+        groups: The groups, in the order in which they are begun.
+        jobs: Number of processes.
+        deadline: Time after which no task is begun, in seconds since 1970.
 
     Yields:
         Group, number of a task, and what it returned with its "seconds" and "cpu"; or the text "broken",
