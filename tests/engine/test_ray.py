@@ -171,8 +171,8 @@ def test_a_slow_task_is_started_a_second_time(
         results = engine.run(eval, tasks, workers=1, memory=MEMORY, copies=True)
         nodes = dict(results)
     assert sorted(nodes) == list(range(7))
-    (note,) = notes
-    assert note.startswith("eval is started a second time: it has run for ")
+    assert notes  # several on a busy machine, where other workers start slowly
+    assert all(note.startswith("eval is started a second time: it has run for ") for note in notes)
     assert not outlive(
         [psutil.Process(int(pid)) for pid in [begun.read_text()] if psutil.pid_exists(int(pid))]
     )
