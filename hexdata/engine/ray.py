@@ -659,13 +659,12 @@ def require_attempts_left(number: int, error: Exception) -> None:
 def _cancel(refs: list[Any]) -> int:
     """Cancel tasks and wait until their workers have ended, so that none writes after the store is unlocked.
 
-    Ray kills a worker that does not respond, such as a stopped process, after 5 seconds.
+    Ray kills a worker that does not respond, such as a stopped process, after 5 seconds. Finished tasks are
+    skipped, because cancelling a task that is ending may kill this process (Ray 2.60, "Tried to complete task
+    that was not pending").
 
     Returns:
         The number of tasks that have not ended within ``CANCEL_TIMEOUT``.
-
-    Finished tasks are skipped, because cancelling a task that is ending may kill this process (Ray 2.60,
-    "Tried to complete task that was not pending").
     """
     import ray
 
