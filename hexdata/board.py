@@ -327,6 +327,9 @@ def replay_packed(
 ) -> UInt8Array:
     """Return all positions of several games, packed: game by game, each starting with the empty board.
 
+    A row is first the difference to the row before: the stone played, or, at the start of a game, all stones
+    of the previous game. A cumulative xor then gives the boards. Rows are padded to 64-bit words for speed.
+
     Args:
         moves: Concatenated cell indices of all games (M,); ``PASS`` changes no cell. The caller checks that
             no cell repeats in a game.
@@ -336,9 +339,6 @@ def replay_packed(
 
     Returns:
         uint8 (M + G, ceil(2·n·n / 8)), as :func:`pack_boards` gives.
-
-    A row is first the difference to the row before: the stone played, or, at the start of a game, all stones
-    of the previous game. A cumulative xor then gives the boards. Rows are padded to 64-bit words for speed.
     """
     width = (2 * n * n + 7) // 8
     starts = np.concatenate(([0], np.cumsum(lengths[:-1] + 1, dtype=np.int64)))[: len(lengths)]

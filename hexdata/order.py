@@ -101,6 +101,9 @@ def _subkeys(key: int, count: int) -> list[int]:
 def sort_key(ids: npt.ArrayLike, key: int) -> UInt64Array:
     """Return the 64-bit sort keys of ids. The function is a bijection, so different ids have different keys.
 
+    Each step (xor with a subkey, xor with a right shift, multiplication by an odd constant mod 2^64)
+    can be undone, hence the bijection. :func:`sort_key_sql` is the same function as DuckDB SQL.
+
     Args:
         ids: Integers of any shape, converted to unsigned 64-bit.
         key: Key from :func:`derive_key`.
@@ -110,9 +113,6 @@ def sort_key(ids: npt.ArrayLike, key: int) -> UInt64Array:
 
     Raises:
         TypeError: The ids are not integers. Floats would lose low bits.
-
-    Each step (xor with a subkey, xor with a right shift, multiplication by an odd constant mod 2^64)
-    can be undone, hence the bijection. :func:`sort_key_sql` is the same function as DuckDB SQL.
     """
     values = np.asarray(ids)
     if values.size and values.dtype.kind not in "iu":

@@ -272,6 +272,9 @@ class PlyUsage:
     def draw(self, numbers: Int64Array, eligible: Bools, count_selected: Any) -> Bools:
         """Select positions of games and mark them as used.
 
+        The positions with the lowest keys are selected. The parts of a key, from the highest bit: not
+        eligible; used; 52 random bits for (game, time, ply); ply. No two keys of a game are equal.
+
         Args:
             numbers: Numbers of the games, int64 (g,), no two with the same row.
             eligible: Positions that may be selected, bool (g, p).
@@ -280,9 +283,6 @@ class PlyUsage:
 
         Returns:
             Selected positions, bool (g, p): drawn uniformly without replacement from those not yet used.
-
-        The positions with the lowest keys are selected. The parts of a key, from the highest bit: not
-        eligible; used; 52 random bits for (game, time, ply); ply. No two keys of a game are equal.
         """
         rows = numbers % self._size
         length = eligible.shape[1]
