@@ -13,7 +13,7 @@ from typing import IO
 import psutil
 
 SAMPLE_SECONDS = 0.02
-CHILDREN_SECONDS = 0.2
+CHILDREN_SECONDS = 0.5
 """Seconds between two searches for new child processes, which take longer than reading their memory."""
 
 
