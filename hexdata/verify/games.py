@@ -87,8 +87,10 @@ def check_games(store: Store, options: VerifyOptions, *, held_bytes: int | None 
 
 def find_wrong_duplicate(
     store: Store, con: DuckDBPyConnection, options: VerifyOptions
-) -> tuple[int, int] | None:
-    """Return a game whose ``duplicate_of`` is not the first game of the same hash, and that value.
+) -> tuple[int, int | None] | None:
+    """Return a game with a wrong ``duplicate_of``, and that value.
+
+    It must be null for the first game of a hash, and this first game for all others.
 
     Args:
         store: The store.
@@ -97,15 +99,21 @@ def find_wrong_duplicate(
     """
     table = select_sql("games", store.manifest, lambda _: read_parquet_sql(store.files("games")))
     for part in _hash_ranges(store, options):
-        # Both games of a pair have the same hash, so they are in the same range.
+        # All games of a hash are in one range. A row per hash needs far less memory than pairs of games.
         games = f"(SELECT game_id, game_hash, duplicate_of FROM ({table}) WHERE {part})"
-        found = con.sql(f"""
-            SELECT g.game_id, g.duplicate_of
-            FROM {games} g LEFT JOIN {games} d ON d.game_id = g.duplicate_of
-            WHERE g.duplicate_of IS NOT NULL AND (d.game_id IS NULL OR d.game_id >= g.game_id
-                OR d.duplicate_of IS NOT NULL OR d.game_hash <> g.game_hash) LIMIT 1""").fetchall()
-        if found:
-            game, duplicate_of = found[0]
+        wrong = con.sql(f"""
+            SELECT min(game_id), hex(game_hash) FROM {games} GROUP BY game_hash
+            HAVING count(duplicate_of) <> count(*) - 1 OR min(duplicate_of) <> min(game_id)
+                OR max(duplicate_of) <> min(game_id)
+                OR min(game_id) <> min(game_id) FILTER (duplicate_of IS NULL)
+            ORDER BY min(game_id) LIMIT 1""").fetchall()
+        if wrong:
+            first, game_hash = wrong[0]
+            game, duplicate_of = con.sql(f"""
+                SELECT game_id, duplicate_of FROM {games}
+                WHERE game_hash = from_hex('{game_hash}')
+                    AND duplicate_of IS DISTINCT FROM nullif({first}, game_id)
+                ORDER BY game_id LIMIT 1""").fetchall()[0]
             return game, duplicate_of
     return None
 

@@ -110,7 +110,7 @@ def _invalid_game(store: Store, row: tuple[Any, ...], name: str, expected: str) 
         "the table contains an invalid value",
         path=store.path / "games",
         record=f"game {row[0]}",
-        found=f"{name} {row[1]}",
+        found=f"{name} {'null' if row[1] is None else row[1]}",
         expected=expected,
         hint=_HINT,
     )

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -367,7 +368,8 @@ def main(arguments: Sequence[str]) -> None:
     checked = check_shards(store, files)
     print(f"checked {checked} in {time.perf_counter() - begin:,.0f} s", flush=True)
     run("report", "--output", str(options.folder / "report.html"))
-    run("load", "--mode", "exact")
+    fits = size_of(store / "shards") < psutil.virtual_memory().available
+    run("load", "--mode", "exact" if fits else "stream")
     print(f"{len(files):,} files, {positions:,} positions\n", *table(stages, positions), sep="\n")
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from hexdata.errors import StoreError
@@ -65,6 +66,47 @@ def test_values_that_no_game_has(
     name = min(path.name for path in (store / "games").iterdir())
     rewrite(store, f"games/{name}", lambda table: edit(table, column, 1, value))
     assert f"game 1: the table contains an invalid value; found {column}" in failures(store)["game values"]
+
+
+def repeat_game(games: pa.Table, duplicates: list[int | None]) -> pa.Table:
+    """Give the first games of a table the hash of game 0, and these values of ``duplicate_of``."""
+    count = len(duplicates)
+    for name, values in [
+        ("game_hash", games["game_hash"].to_pylist()[:1] * count),
+        ("split", games["split"].to_pylist()[:1] * count),
+        ("duplicate_of", duplicates),
+    ]:
+        index = games.schema.get_field_index(name)
+        field = games.schema.field(index)
+        column = pa.array([*values, *games[name].to_pylist()[count:]], field.type)
+        games = games.set_column(index, field, column)
+    return games
+
+
+@pytest.mark.parametrize(
+    ("duplicates", "wrong"),
+    [
+        ([None, 0, 0], None),
+        ([None, 0, None], "game 2: .*found duplicate_of null"),
+        ([None, 0, 1], "game 2: .*found duplicate_of 1"),
+        ([None, 0, 2], "game 2: .*found duplicate_of 2"),
+        ([None, 0, 5], "game 2: .*found duplicate_of 5"),
+        ([None, 0, 10**6], "game 2: .*found duplicate_of 1000000"),
+        ([0, None, 0], "game 0: .*found duplicate_of 0"),
+        ([0, 0, 0], "game 0: .*found duplicate_of 0"),
+        ([1, None, 1], "game 0: .*found duplicate_of 1"),
+        ([None, None, None], "game 1: .*found duplicate_of null"),
+    ],
+)
+def test_duplicates_name_the_first_game_of_their_hash(
+    store: Path, rewrite: Rewrite, failures: Failures, duplicates: list[int | None], wrong: str | None
+) -> None:
+    name = min(path.name for path in (store / "games").iterdir())
+    rewrite(store, f"games/{name}", lambda table: repeat_game(table, duplicates))
+    failed = failures(store)
+    assert ("game values" in failed) == (wrong is not None)
+    if wrong is not None:
+        assert re.search(wrong, failed["game values"])
 
 
 def test_export_refuses_what_no_position_has(store: Path, rewrite: Rewrite, edit: Edit) -> None:
