@@ -103,9 +103,9 @@ def find_wrong_duplicate(
         games = f"(SELECT game_id, game_hash, duplicate_of FROM ({table}) WHERE {part})"
         wrong = con.sql(f"""
             SELECT min(game_id), hex(game_hash) FROM {games} GROUP BY game_hash
-            HAVING count(duplicate_of) <> count(*) - 1 OR min(duplicate_of) <> min(game_id)
-                OR max(duplicate_of) <> min(game_id)
-                OR min(game_id) <> min(game_id) FILTER (duplicate_of IS NULL)
+            HAVING max(game_id) FILTER (duplicate_of IS NULL) <> min(game_id)
+                OR min(game_id) FILTER (duplicate_of IS NOT NULL) = min(game_id)
+                OR min(duplicate_of) <> min(game_id) OR max(duplicate_of) <> min(game_id)
             ORDER BY min(game_id) LIMIT 1""").fetchall()
         if wrong:
             first, game_hash = wrong[0]
