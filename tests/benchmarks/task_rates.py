@@ -36,7 +36,9 @@ from hexdata.store.session import duckdb_session, read_parquet_sql
 
 MEMORY: Final = 2_000_000_000
 GAMES: Final = 3_000
-"""Legacy files that are converted; a third of them are converted before."""
+"""Games that are converted; a third of them are converted before."""
+FIRST_GAMES: Final = 100
+"""Games that are converted first, without being measured, since the first conversion imports modules."""
 FEW: Final = 64
 MANY: Final = 2_048
 """Pieces into which rows are cut, to separate the cost of a piece from that of its rows."""
@@ -160,8 +162,8 @@ def _convert(folder: Path) -> dict[str, float]:
     """Convert legacy pickles, with fewer games and with more. Tasks find duplicates, as among many games."""
     duplicates._MANY_GAMES = 0
     totals = []
-    for games in (GAMES // 3, GAMES):
-        source, store, engine = folder / f"legacy-{games}", folder / f"converted-{games}", _Weighing()
+    for number, games in enumerate((FIRST_GAMES, GAMES // 3, GAMES)):
+        source, store, engine = folder / f"legacy-{number}", folder / f"converted-{number}", _Weighing()
         make_legacy(source, DemoOptions(games=games))
         shutil.rmtree(source / "trmph")
         result = convert_sources(source, store, ConvertOptions(memory=MEMORY), engine=engine)
@@ -174,7 +176,7 @@ def _convert(folder: Path) -> dict[str, float]:
             "position_bytes": _size(store / "positions") + _size(store / "games"),
         }
         totals.append((result.positions, spent))
-    (few, less), (many, more) = totals
+    _, (few, less), (many, more) = totals
     figures = {name: max(more[name] - less[name], 0.0) / (many - few) for name in more}
     figures["compare"] *= many / result.games
     return figures | {
