@@ -162,8 +162,8 @@ def _convert(folder: Path) -> dict[str, float]:
     """Convert legacy pickles, with fewer games and with more. Tasks find duplicates, as among many games."""
     duplicates._MANY_GAMES = 0
     totals = []
-    for number, games in enumerate((FIRST_GAMES, GAMES // 3, GAMES)):
-        source, store, engine = folder / f"legacy-{number}", folder / f"converted-{number}", _Weighing()
+    for games in (FIRST_GAMES, GAMES // 3, GAMES):
+        source, store, engine = folder / f"legacy-{games}", folder / f"converted-{games}", _Weighing()
         make_legacy(source, DemoOptions(games=games))
         shutil.rmtree(source / "trmph")
         result = convert_sources(source, store, ConvertOptions(memory=MEMORY), engine=engine)
