@@ -30,7 +30,6 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -42,6 +41,7 @@ from hexdata.demo.games import make_games
 from hexdata.formats.legacy.writer import write_legacy
 from hexdata.formats.trmph import TrmphReader, write_trmph
 from hexdata.order import derive_key, sort_key
+from hexdata.pool import available_memory
 
 BASES: Final = 6
 """Generated files, in turn of each dialect of the demo; all others are copies of them."""
@@ -368,7 +368,7 @@ def main(arguments: Sequence[str]) -> None:
     checked = check_shards(store, files)
     print(f"checked {checked} in {time.perf_counter() - begin:,.0f} s", flush=True)
     run("report", "--output", str(options.folder / "report.html"))
-    fits = size_of(store / "shards") < psutil.virtual_memory().available
+    fits = size_of(store / "shards") < available_memory()
     run("load", "--mode", "exact" if fits else "stream")
     print(f"{len(files):,} files, {positions:,} positions\n", *table(stages, positions), sep="\n")
 

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 from hexdata.errors import StoreError
@@ -15,6 +14,8 @@ from hexdata.shuffle import ShuffleOptions, shuffle_store
 from tests.altered_shards import alter_bytes, set_header
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from .conftest import Edit, Failures, Rewrite
 
 PART = "positions/part-000000.parquet"
@@ -68,21 +69,6 @@ def test_values_that_no_game_has(
     assert f"game 1: the table contains an invalid value; found {column}" in failures(store)["game values"]
 
 
-def repeat_game(games: pa.Table, duplicates: list[int | None]) -> pa.Table:
-    """Give the first games of a table the hash of game 0, and these values of ``duplicate_of``."""
-    count = len(duplicates)
-    for name, values in [
-        ("game_hash", games["game_hash"].to_pylist()[:1] * count),
-        ("split", games["split"].to_pylist()[:1] * count),
-        ("duplicate_of", duplicates),
-    ]:
-        index = games.schema.get_field_index(name)
-        field = games.schema.field(index)
-        column = pa.array([*values, *games[name].to_pylist()[count:]], field.type)
-        games = games.set_column(index, field, column)
-    return games
-
-
 @pytest.mark.parametrize(
     ("duplicates", "wrong"),
     [
@@ -99,10 +85,22 @@ def repeat_game(games: pa.Table, duplicates: list[int | None]) -> pa.Table:
     ],
 )
 def test_duplicates_name_the_first_game_of_their_hash(
-    store: Path, rewrite: Rewrite, failures: Failures, duplicates: list[int | None], wrong: str | None
+    store: Path,
+    rewrite: Rewrite,
+    edit: Edit,
+    failures: Failures,
+    duplicates: list[int | None],
+    wrong: str | None,
 ) -> None:
+    def repeat_game(table: pa.Table) -> pa.Table:
+        first = {name: table[name][0].as_py() for name in ("game_hash", "split")}
+        for row, duplicate in enumerate(duplicates):
+            for name, value in {**first, "duplicate_of": duplicate}.items():
+                table = edit(table, name, row, value)
+        return table
+
     name = min(path.name for path in (store / "games").iterdir())
-    rewrite(store, f"games/{name}", lambda table: repeat_game(table, duplicates))
+    rewrite(store, f"games/{name}", repeat_game)
     failed = failures(store)
     assert ("game values" in failed) == (wrong is not None)
     if wrong is not None:
