@@ -63,15 +63,6 @@ def load(
             show_default=False,
         ),
     ] = None,
-    merge: Annotated[
-        Literal["none", "positions"],
-        typer.Option(
-            "--merge",
-            metavar="none|positions",
-            help="positions: merge positions that are equal up to symmetry into one. Only in games mode.",
-            rich_help_panel=_CONTENT,
-        ),
-    ] = "none",
     where: Annotated[
         str | None,
         typer.Option(
@@ -163,7 +154,6 @@ def load(
         shards=shards,
         fields=tuple(name.strip() for name in fields.split(",")),
         mode=mode,
-        merge=merge,
         where=where,
         weights=weights,
         check=check,

@@ -89,25 +89,6 @@ def shuffle(
             rich_help_panel=_SELECT,
         ),
     ] = None,
-    merge: Annotated[
-        Literal["none", "positions"],
-        typer.Option(
-            "--merge",
-            metavar="none|positions",
-            help="Merge positions that are equal up to symmetry into one row, with the mean value, the "
-            "distribution of the moves as policy, and their number as weight.",
-            rich_help_panel=_SELECT,
-        ),
-    ] = "none",
-    merge_weight: Annotated[
-        Literal["count", "root"],
-        typer.Option(
-            "--merge-weight",
-            metavar="count|root",
-            help="Weight of a merged row: the number of positions, or its square root.",
-            rich_help_panel=_SELECT,
-        ),
-    ] = "count",
     stratify_by: Annotated[
         str | None,
         typer.Option(
@@ -152,8 +133,6 @@ def shuffle(
         per_game=per_game,
         per_game_by=per_game_by,
         balance_by=balance_by,
-        merge=merge,
-        merge_weight=merge_weight,
         stratify_by=stratify_by,
         assign=assign,
         seed=seed,

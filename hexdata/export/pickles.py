@@ -137,8 +137,8 @@ def export_pickles(
 
     Raises:
         ConfigError: An argument has the wrong type.
-        StoreError: There is no store, it is damaged, it has no shuffle or one of merged positions (for the
-            order "shuffled"), or another process writes to it.
+        StoreError: There is no store, it is damaged, it has no shuffle (for the order "shuffled"), or
+            another process writes to it.
         InputError: A source has content that cannot be written as a pickle; the message names it.
         BudgetError: The workers do not fit into the memory, or the disk is full.
         EngineError: A machine of ``engine`` differs from this one or cannot access the store.
@@ -149,12 +149,6 @@ def export_pickles(
     with target.writing(stage), journaled(target.path, stage) as journal:
         if settings.order == "shuffled":
             target.require_stage("shuffle")
-            if "merge" in target.manifest.stages["shuffle"]["choices"]:
-                raise StoreError(
-                    "the positions of the shuffle are merged, and legacy pickles cannot hold their weights",
-                    path=target.path,
-                    hint="Shuffle the store without --merge, or export shards.",
-                )
         engine.require([], target.path)
         resumed, already_done = _PickleExport(target, settings, progress, engine).run()
         write_cards(target)

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _STATE_VERSION: Final = 3
-_OPTIONAL_KEYS: Final = ("merge", "merge_weight", "shards", "weights", "where_changed", "first_where")
+_OPTIONAL_KEYS: Final = ("shards", "weights", "where_changed", "first_where")
 """Keys of a state that are absent if their value is None."""
 _MASK_64: Final = (1 << 64) - 1
 STEP_SHIFT: Final = 36
@@ -74,8 +74,6 @@ class _LoaderState:
     epoch_digest: Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")] | None
     shards: Annotated[list[Count], AtMost(2)] | None = None
     """The pair of ``LoaderOptions.shards``; absent from a state if all shards are read."""
-    merge: _Name | None = None
-    merge_weight: _Name | None = None
     weights: str | None = None
     where_changed: bool | None = None
     first_where: str | None = None
@@ -218,8 +216,6 @@ def _order_options(options: LoaderOptions) -> dict[str, Any]:
         "final_policy_skip": options.batch.final_policy == "skip",
         "streams": list(options.streams) if streams else None,
         "window": options.window if streams else None,
-        "merge": None if options.merge == "none" else options.merge,
-        "merge_weight": None if options.merge == "none" else options.merge_weight,
         "shards": None if options.shards is None else list(shard_range(options.shards)),
     }
 

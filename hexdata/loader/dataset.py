@@ -18,7 +18,7 @@ from hexdata.batch import (
 )
 from hexdata.checks import as_int, as_tuple, check_count
 from hexdata.loader.opening import all_members, find_data, open_game_rows, open_shard_rows, with_shards
-from hexdata.loader.options import LoaderOptions, Merge, MergeWeight
+from hexdata.loader.options import LoaderOptions
 from hexdata.loader.weights import Weights, weights_text
 from hexdata.shards.locate import add_cache, check_split, load_manifest, require_mappable
 from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check
@@ -62,8 +62,6 @@ class PositionDataset:
         shards: Shards of the split to read, as for ``Loader`` (default None: all shards).
         weights: Weight of each position, as for ``Loader``. :meth:`epoch_indices` then contains a position of
             weight w floor(w) or ceil(w) times (default None: once).
-        merge: "positions" merges equal positions in games mode, as for ``Loader`` (default "none").
-        merge_weight: "count" or "root", as for ``Loader`` (default "count").
         fields: Names of the arrays, as for ``Loader`` (default board, policy, value).
         planes: Number of board planes, 2 or 3 (default 2).
         board: "float32", "float16", "uint8", "packed" or "fill" (default "float32").
@@ -93,8 +91,6 @@ class PositionDataset:
         newest: int | None = None,
         shards: str | tuple[int, int] | None = None,
         weights: Weights | None = None,
-        merge: Merge = "none",
-        merge_weight: MergeWeight = "count",
         fields: Sequence[str] = DEFAULT_FIELDS,
         planes: int = 2,
         board: BoardForm = "float32",
@@ -115,8 +111,6 @@ class PositionDataset:
             newest=newest,
             shards=as_tuple(shards),
             weights=weights_text(weights),
-            merge=merge,
-            merge_weight=merge_weight,
             batch=BatchOptions(
                 fields=as_tuple(fields),
                 planes=planes,

@@ -47,7 +47,7 @@ from hexdata.loader.opening import (
     open_shard_rows,
     with_shards,
 )
-from hexdata.loader.options import LoaderOptions, Merge, MergeWeight, Mode, Remainder
+from hexdata.loader.options import LoaderOptions, Mode, Remainder
 from hexdata.loader.row_filter import RowSubset
 from hexdata.loader.schedule import Epoch, PackedStep
 from hexdata.loader.stored_columns import table_digest
@@ -133,11 +133,6 @@ class Loader:
             END"``; or numbers (positions of the split,) in stored order; or a pair of position ids and
             weights, both (M,), in any order, which contains every position of the split. Not in stream mode
             (default None: each position once).
-        merge: "positions" merges positions that are equal up to symmetry into one, as
-            ``hexdata shuffle --merge positions`` does, with the additional fields ``weight`` and
-            ``extra.count``. Only in games mode (default "none").
-        merge_weight: ``weight`` of a merged position is their number ("count", default) or its square root
-            ("root").
         streams: (P, Q) of stream mode: each global batch has P parts, and consecutive steps cycle through Q
             streams per part, so an epoch is read as P · Q streams. The number of ranks must divide P, and the
             number of workers Q (default (4, 4)).
@@ -199,8 +194,6 @@ class Loader:
         newest: int | None = None,
         shards: str | tuple[int, int] | None = None,
         weights: Weights | None = None,
-        merge: Merge = "none",
-        merge_weight: MergeWeight = "count",
         streams: tuple[int, int] = (4, 4),
         window: int = 262_144,
         fields: Sequence[str] = DEFAULT_FIELDS,
@@ -232,8 +225,6 @@ class Loader:
             newest=newest,
             shards=as_tuple(shards),
             weights=weights_text(weights),
-            merge=merge,
-            merge_weight=merge_weight,
             streams=as_tuple(streams),
             window=window,
             batch=BatchOptions(

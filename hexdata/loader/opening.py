@@ -11,12 +11,10 @@ from hexdata.errors import ConfigError, StoreError
 from hexdata.loader.exact import SelectedRows
 from hexdata.loader.game_reader import read_game_table
 from hexdata.loader.game_table import GameTable
-from hexdata.loader.merged_rows import merge_rows
 from hexdata.loader.options import LoaderOptions, Mode, shard_range
 from hexdata.loader.row_source import RowSource
 from hexdata.loader.weights import RowWeights, Weights, read_weights
 from hexdata.progress import SILENT, Progress
-from hexdata.selection.merge import MERGED_TARGETS
 from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 from hexdata.shards.files import MappableSource
 from hexdata.shards.locate import find_source
@@ -137,18 +135,12 @@ def open_game_rows(
         )
     choices = store.manifest.stages.get("shuffle", {}).get("choices")
     if choices:
-        merged = ", and positions that the shuffle merged are not merged" if "merge" in choices else ""
-        if options.merge != "none":
-            merged, choices = "", {name: choices[name] for name in choices if not name.startswith("merge")}
-    if choices:
         warnings.warn(
-            "games mode delivers all positions: it does not apply the choices of the shuffle, "
-            f"{choices}{merged}",
+            f"games mode delivers all positions: it does not apply the choices of the shuffle, {choices}",
             stacklevel=4,
         )
     targets = store.manifest.targets
-    merged_targets = () if options.merge == "none" else MERGED_TARGETS
-    stored = block_fields(1, with_policy=False, targets=sorted({*targets, *merged_targets}))
+    stored = block_fields(1, with_policy=False, targets=targets)
     fields = {*stored, "fill", *POLICY_FIELDS} - {"board"}
     members = all_members(options, fields, str(store.path))
     tiers = options.where is not None or options.weights is not None or "value_sample_tier" in members
@@ -161,10 +153,7 @@ def open_game_rows(
         check=options.check,
         progress=progress,
     )
-    rows: RowSource = table
-    if options.merge != "none":
-        rows = merge_rows(store, table, options.split, options.merge_weight)
-    return SelectedRows(rows, members, options, weights=_read_weights(rows, weights)), table
+    return SelectedRows(table, members, options, weights=_read_weights(table, weights)), table
 
 
 def open_shard_rows(

@@ -13,8 +13,6 @@ from hexdata.shards.options import CacheOptions, Check, OnError
 
 __all__ = [
     "LoaderOptions",
-    "Merge",
-    "MergeWeight",
     "Mode",
     "RankedOptions",
     "Remainder",
@@ -24,10 +22,6 @@ __all__ = [
 Mode = Literal["games", "exact", "stream"]
 """Mode of the loader: "games" permutes the whole split, which it holds as games; "exact" permutes the rows of
 mapped shards; "stream" reads shards sequentially."""
-Merge = Literal["none", "positions"]
-"""Whether positions that are equal up to symmetry become one."""
-MergeWeight = Literal["count", "root"]
-"""Weight of a merged position: the number of its positions, or the square root of it."""
 Remainder = Literal["short", "drop", "pad"]
 """Delivery of an incomplete last global batch: shorter, not at all, or filled with repeated positions."""
 
@@ -111,8 +105,6 @@ class LoaderOptions(RankedOptions):
     newest: int | None = None
     shards: str | tuple[int, int] | None = None
     weights: str | None = None
-    merge: Merge = "none"
-    merge_weight: MergeWeight = "count"
     streams: tuple[int, int] = (4, 4)
     window: int = 262_144
     batch: BatchOptions = field(default_factory=BatchOptions)
@@ -130,8 +122,6 @@ class LoaderOptions(RankedOptions):
             "remainder": Remainder,
             "on_error": OnError,
             "check": Check,
-            "merge": Merge,
-            "merge_weight": MergeWeight,
         }
         for name, known in choices.items():
             check_choice(name, getattr(self, name), get_args(known))
@@ -146,13 +136,6 @@ class LoaderOptions(RankedOptions):
                 "stream mode cannot apply weights",
                 found=f"weights={self.weights!r}",
                 hint="Use mode='games' over a store, or mode='exact' on a local copy of the shards.",
-            )
-        if self.merge != "none" and self.mode != "games":
-            raise ConfigError(
-                "only games mode can merge positions",
-                found=f"merge={self.merge!r} with mode={self.mode!r}",
-                hint="Use mode='games' over a store, or export a store that was shuffled with "
-                "`hexdata shuffle STORE --merge positions`.",
             )
         if self.newest is not None:
             self._set("newest", check_count("newest", self.newest, 1))

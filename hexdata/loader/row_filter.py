@@ -81,13 +81,6 @@ class RowSubset:
         higher = np.searchsorted(self.starts, indices, side="right") - 1
         return (higher << LOW_BITS) + self.low[indices]
 
-    def count_below(self, row: int) -> int:
-        """Return the number of rows below ``row``."""
-        higher = min(row >> LOW_BITS, len(self.starts) - 1)
-        start = self.starts[higher]
-        stop = self.starts[min(higher + 1, len(self.starts) - 1)]
-        return int(start + np.searchsorted(self.low[start:stop], row - (higher << LOW_BITS)))
-
     @property
     def digest(self) -> str:
         """SHA-256 of the rows, as 64 hexadecimal digits."""

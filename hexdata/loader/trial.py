@@ -16,7 +16,7 @@ from hexdata.batch import DEFAULT_FIELDS, BatchOptions
 from hexdata.checks import as_tuple
 from hexdata.errors import ConfigError, VerifyError
 from hexdata.loader.loader import Loader
-from hexdata.loader.options import LoaderOptions, Merge, Mode
+from hexdata.loader.options import LoaderOptions, Mode
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS
 from hexdata.shards.options import CACHE_SIZE, CacheOptions, Check
@@ -50,8 +50,6 @@ class LoadOptions:
     """First and last shard of the split to read, such as "0-49". None: all shards."""
     mode: Mode | None = None
     """Mode of the loader: "games", "exact" or "stream". None: as for ``Loader``."""
-    merge: Merge = "none"
-    """Whether equal positions are merged: "none" or "positions"."""
     where: str | None = None
     """SQL condition that selects positions. None: all positions."""
     weights: str | None = None
@@ -152,7 +150,6 @@ def run_loader_trial(
         seed=options.seed,
         shards=options.shards,
         mode=options.mode,
-        merge=options.merge,
         where=options.where,
         weights=options.weights,
         check=options.check,

@@ -14,8 +14,6 @@ _CHOICES: Final = {
     "dedup": ("none", "exact", "symmetric"),
     "per_game_by": ("key", "tier"),
     "assign": ("position", "game"),
-    "merge": ("none", "positions"),
-    "merge_weight": ("count", "root"),
 }
 _EXPRESSIONS: Final = ("where", "balance_by", "stratify_by")
 
@@ -24,7 +22,7 @@ _EXPRESSIONS: Final = ("where", "balance_by", "stratify_by")
 class SelectionOptions:
     """Options that select positions for a shuffle and assign them to buckets.
 
-    The filters are applied in this order: ``where``, ``dedup``, ``per_game``, ``balance_by``, ``merge``.
+    The filters are applied in this order: ``where``, ``dedup``, ``per_game``, ``balance_by``.
     ``stratify_by`` and ``assign`` then determine the bucket of each remaining position. Expressions are SQL
     over the columns of positions and games and over ``source``, the name of the source file. They are checked
     against the store when the shuffle starts.
@@ -38,11 +36,6 @@ class SelectionOptions:
             prefers low value sample tiers.
         balance_by: Expression; within each split, all groups of equal value are reduced to the size of the
             smallest group by a seeded random choice. Default None.
-        merge: ``"positions"`` keeps one row for each distinct position up to symmetry within a split, with
-            the mean value, the distribution of the moves as policy, the number of positions in
-            ``extra.count``, and ``weight``. Default ``"none"``.
-        merge_weight: ``weight`` of a merged row is the number of its positions (``"count"``, default) or the
-            square root of it (``"root"``). Weights of the source count in place of 1 per position.
         stratify_by: Expression, or ``"length"`` for ``total_positions``; every bucket receives the same share
             of each value. Default None.
         assign: Whether single positions (``"position"``, default) or whole games (``"game"``) are assigned to
@@ -59,8 +52,6 @@ class SelectionOptions:
     per_game: int | None = None
     per_game_by: Literal["key", "tier"] = "key"
     balance_by: str | None = None
-    merge: Literal["none", "positions"] = "none"
-    merge_weight: Literal["count", "root"] = "count"
     stratify_by: str | None = None
     assign: Literal["position", "game"] = "position"
 
@@ -78,12 +69,6 @@ class SelectionOptions:
                 "per_game_by needs per_game",
                 found=f"per_game_by {self.per_game_by} without per_game",
                 hint="Set per_game too, or remove per_game_by.",
-            )
-        if self.merge == "none" and self.merge_weight != "count":
-            raise ConfigError(
-                "merge_weight needs merge",
-                found=f"merge_weight {self.merge_weight} without merge",
-                hint="Set merge to positions too, or remove merge_weight.",
             )
         if self.stratify_by is not None and self.assign == "game":
             raise ConfigError(

@@ -11,7 +11,6 @@ from hexdata.schema import SPLITS, is_target
 from hexdata.selection.balance import BalanceRow, balance
 from hexdata.selection.dedup import Duplicates, count_duplicates, drop_duplicates, limit_per_game
 from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
-from hexdata.selection.merge import merge_positions
 from hexdata.selection.options import SelectionOptions
 from hexdata.selection.placement import Placement, assign_games, assign_positions, assign_strata
 from hexdata.selection.tables import SPLIT_INDEX_SQL, StoreTables
@@ -174,8 +173,6 @@ class _Selector:
                 self._balance(self.expressions["balance_by"])
         if not self.counts:
             self._count_all()
-        if self.options.merge == "positions":
-            self._merge(self.options.merge_weight)
 
     def _where(self, condition: Expression) -> None:
         evaluated = self.tables.evaluated_sql(self.rows, condition, "is_wanted", "BOOLEAN")
@@ -192,7 +189,7 @@ class _Selector:
             self.folder / "dedup.parquet",
             all_rows="where" not in self.expressions,
         )
-        self.tables = self.tables.with_lookup(dropped, "game_id")
+        self.tables = self.tables.with_lookup(dropped)
         self._count()
         self._record_left_out("dedup")
 
@@ -201,7 +198,7 @@ class _Selector:
         self.rows, limits = limit_per_game(
             self.con, self.tables, self.rows, limit, self.options.per_game_by, self.seed, path
         )
-        self.tables = self.tables.with_lookup(limits, "game_id")
+        self.tables = self.tables.with_lookup(limits)
         unknown = self._count()
         self._record_left_out("per_game")
         if unknown:
@@ -212,12 +209,6 @@ class _Selector:
         self.rows, self.counts, self.table = balanced.sql, balanced.rows, balanced.table
         self._record_left_out("balance_by")
         self.notes += balanced.notes
-
-    def _merge(self, weight: str) -> None:
-        merged = merge_positions(self.con, self.tables, self.rows, weight, self.folder)
-        self.rows, self.tables = merged.sql, merged.tables
-        self._count()
-        self._record_left_out("merge")
 
     def _count(self) -> int:
         """Count the remaining positions by split; return the number of those without a game."""

@@ -55,8 +55,7 @@ class StoreTables:
         view_columns: The columns of positions that expressions may use, by name.
         parts: The files of positions with their numbers of rows, in the order of position ids.
         game_parts: The files of games with their numbers of rows, in the order of game ids. Default none.
-        lookups: SQL of each table that was written for queries to join, with the name of the column that
-            they join, ``game_id`` or ``position_id``. Default none.
+        lookups: SQL of each table of games that was written for queries to join. Default none.
         held_out: SQL of the games outside the training split, set by :meth:`with_lookup_tables`.
         source_runs: SQL of ranges of game ids with their source, set by :meth:`with_lookup_tables` if an
             expression uses a column of sources.
@@ -69,7 +68,7 @@ class StoreTables:
     view_columns: dict[str, ViewColumn]
     parts: _Parts
     game_parts: _Parts = ()
-    lookups: tuple[tuple[str, str], ...] = ()
+    lookups: tuple[str, ...] = ()
     held_out: str | None = None
     source_runs: str | None = None
 
@@ -91,7 +90,7 @@ class StoreTables:
     @property
     def restrictable(self) -> list[str]:
         """SQL of the tables that :meth:`restricted` restricts: positions, games and ``lookups``."""
-        return [self.positions, self.games, *(table for table, _ in self.lookups)]
+        return [self.positions, self.games, *self.lookups]
 
     def files_between(self, start: int, stop: int) -> range:
         """Return the indexes of the files that contain positions with start <= position_id < stop."""
@@ -104,16 +103,14 @@ class StoreTables:
             ids: Position ids to read. Other positions of the same files are read as well.
             games: Game ids to read.
         """
-        keys = {"game_id": games, "position_id": ids}
         return [
             _restricted_sql(self._around_positions, self.parts, self.files_between(ids.start, ids.stop)),
             _restricted_sql(
                 self._around_games, self.game_parts, _between(self._first_games, games.start, games.stop)
             ),
             *(
-                f"(SELECT * FROM {table} WHERE {column} >= {keys[column].start} "
-                f"AND {column} < {keys[column].stop})"
-                for table, column in self.lookups
+                f"(SELECT * FROM {table} WHERE game_id >= {games.start} AND game_id < {games.stop})"
+                for table in self.lookups
             ),
         ]
 
@@ -202,9 +199,9 @@ class StoreTables:
             return replace(ready, source_runs=write_table(folder / "source-runs.parquet", self._runs(con)))
         return ready
 
-    def with_lookup(self, table: str, column: str) -> StoreTables:
+    def with_lookup(self, table: str) -> StoreTables:
         """Return these tables with one more in ``lookups``."""
-        return replace(self, lookups=(*self.lookups, (table, column)))
+        return replace(self, lookups=(*self.lookups, table))
 
     def _with_held_out(self, con: DuckDBPyConnection, path: AnyPath) -> StoreTables:
         query = f"""
@@ -214,7 +211,7 @@ class StoreTables:
         rows = con.sql(query).to_arrow_reader(ROW_GROUP_ROWS)
         write_parquet(path, rows.schema, rows)
         held_out = read_parquet_sql([path.resolve()])
-        return replace(self, held_out=held_out).with_lookup(held_out, "game_id")
+        return replace(self, held_out=held_out).with_lookup(held_out)
 
     def _runs(self, con: DuckDBPyConnection) -> pa.Table:
         """Return ranges of game ids with their source, split at block boundaries.

@@ -52,8 +52,6 @@ StoreFile = Annotated[str, Matching(_FILE_NAME, "the path of a file that hexdata
 _Split = Literal["train", "val", "test"]
 _Fraction = Annotated[float, Within(0, 1)]
 _Targets = Annotated[list[str], AtMost(len(TARGETS) + MAX_EXTRAS)]
-_ShuffledTargets = Annotated[list[str], AtMost(len(TARGETS) + MAX_EXTRAS + 1)]
-"""A shuffle that merges positions adds a column."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +89,13 @@ class _ShuffleStage:
             "per_game",
             "per_game_by",
             "balance_by",
-            "merge",
-            "merge_weight",
             "stratify_by",
             "assign",
         ],
         str | int,
     ]
-    left_out: dict[Literal["where", "dedup", "per_game", "balance_by", "merge"], Count]
-    targets: _ShuffledTargets | None = None
+    left_out: dict[Literal["where", "dedup", "per_game", "balance_by"], Count]
+    targets: _Targets | None = None
     """Optional columns of the buckets. Not in manifests of schema version 1."""
     policies: dict[_Split, Count] | None = None
     """Number of positions with a policy. Not in manifests of earlier releases."""
@@ -283,7 +279,7 @@ class Manifest:
         return self.files_in(folder) | {name: f for name, f in removed if name.startswith(f"{folder}/")}
 
     def targets_of(self, table: str) -> tuple[str, ...]:
-        """Return the optional columns of "positions" or "shuffled". Buckets may be older or merged."""
+        """Return the optional columns of "positions" or "shuffled". Buckets may be older."""
         shuffled = self.stages.get("shuffle", {}).get("targets") if table == "shuffled" else None
         return self.targets if shuffled is None else tuple(shuffled)
 

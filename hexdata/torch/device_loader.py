@@ -84,12 +84,6 @@ class DeviceLoader(TensorLoader[_DeviceDelivery, Loader]):
     ) -> None:
         super().__init__(loader, rank, world_size)
         options, games = self.loader.options, self.loader.games
-        if options.merge != "none":
-            raise ConfigError(
-                "a DeviceLoader cannot merge positions",
-                found=f"merge={options.merge!r}",
-                hint="Make the loader without merge, or use TorchLoader.",
-            )
         if games is None:
             raise ConfigError(
                 "a DeviceLoader requires a loader in games mode",

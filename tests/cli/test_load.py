@@ -109,15 +109,6 @@ def test_a_condition_selects_positions(
     assert [epoch["positions"] for epoch in result["epochs"]] == [selected]
 
 
-def test_equal_positions_are_merged(
-    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    merged = Loader(store, mode="games", merge="positions").positions
-    result = json.loads(run(capsys, monkeypatch, store, "--mode", "games", "--merge", "positions", "--json"))
-    assert [epoch["positions"] for epoch in result["epochs"]] == [merged]
-    assert merged < Loader(store).positions
-
-
 def test_the_demo_prints_lines_that_train_from_its_games(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

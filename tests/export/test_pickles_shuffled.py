@@ -58,16 +58,12 @@ def mixed_store(tmp_path_factory):
     return folder / "store"
 
 
-def test_pickles_contain_the_selected_positions_and_no_merged_ones(mixed_store, copy_store):
+def test_pickles_contain_the_selected_positions(mixed_store, copy_store):
     store = copy_store(mixed_store)
     result = shuffle_store(store, ShuffleOptions(seed=5, buckets=2, threads=1, where="position_in_game < 2"))
     assert 0 < result.positions < 628
     assert export_pickles(store, SHUFFLED).positions == result.positions
     assert verify_store(store).ok
-    shuffle_store(store, ShuffleOptions(seed=5, buckets=2, threads=1, merge="positions"))
-    with pytest.raises(StoreError, match="cannot hold their weights"):
-        export_pickles(store, SHUFFLED)
-    assert not list((store / "pickles").rglob("*.pkl.gz"))
     assert export_pickles(store, ORIGINAL).positions == 628
 
 

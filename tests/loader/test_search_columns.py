@@ -15,10 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.errors import BudgetError, ConfigError, StoreError
-from hexdata.export import ExportOptions, export_shards
 from hexdata.loader import Loader, PositionDataset
-from hexdata.loader.trial import LoadOptions, run_loader_trial
-from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from tests.loader.game_stores import (
     SEARCHED,
@@ -307,33 +304,3 @@ def test_invalid_values_are_refused(tmp_path: Path, changes: Row, message: str) 
     shutil.copy(tmp_path / "altered" / name, store / name)
     with pytest.raises(StoreError, match=message):
         loader.set_epoch(1, where="visits > 3")
-
-
-# --- merged positions -----------------------------------------------------------------------------------
-
-
-def test_weights_of_merged_positions(tmp_path: Path) -> None:
-    games = sample_games(12, BOARD_SIZE, 2)
-    parts = [[row for game in games for row in position_rows(game, BOARD_SIZE)]]
-    store = write_store(tmp_path / "store", BOARD_SIZE, games, parts)
-    shuffle_store(store, ShuffleOptions(seed=3, buckets=1, threads=1, merge="positions"))
-    export_shards(store, ExportOptions(shard_size=128, block_size=32, workers=1))
-    with pytest.warns(
-        UserWarning, match=r"does not apply the choices of the shuffle, .*'merge': 'positions'.*not merged"
-    ):
-        whole = make(store, mode="games")
-    merged = make(store, mode="exact")
-    assert merged.positions < whole.positions
-    weighted = make(store, mode="exact", weights="weight")
-    assert weighted.positions == whole.positions
-    (most,) = np.unique(ids_of(weighted), return_counts=True)[1].max(keepdims=True)
-    often = make(store, mode="exact", where="extra.count > 2")
-    assert 0 < often.positions < merged.positions
-    assert most == sum(game["split"] == "train" for game in games)  # all begin with the empty board
-    result = run_loader_trial(store, LoadOptions(batch_size=40, mode="exact", weights="weight"))
-    assert result.positions == whole.positions
-    with (
-        pytest.warns(UserWarning, match="merge"),
-        pytest.raises(ConfigError, match=r"no column 'weight'; .*total_positions"),
-    ):
-        make(store, mode="games", weights="weight")

@@ -377,9 +377,3 @@ def test_games_that_do_not_fit_are_refused(over_table, monkeypatch):
     with pytest.raises(BudgetError, match="18 GB") as error:
         DeviceLoader(loader, device)
     assert "1 MB for the games" in str(error.value)
-
-
-def test_a_loader_that_merges_is_refused(trmph_store: Path) -> None:
-    loader = Loader(trmph_store, mode="games", merge="positions")
-    with pytest.raises(ConfigError, match="a DeviceLoader cannot merge positions"):
-        DeviceLoader(loader, "cpu")

@@ -189,7 +189,6 @@ def test_strata_are_divided_after_the_filters(choose, assign, kept, choice_store
         {"stratify_by": "length"},
         {"balance_by": "winner"},
         {"where": "game_positions > 5 AND source <> 'x'", "dedup": "symmetric", "per_game": 3},
-        {"merge": "positions"},
     ],
 )
 @pytest.mark.parametrize("restricted", [False, True])
@@ -199,8 +198,7 @@ def test_slices_concatenate_to_the_whole(asked, restricted, con, choose, tmp_pat
         placement = replace(placement, game_ranges=game_ranges(choice_store))
     whole = con.sql(f"FROM ({placement.rows_sql()}) ORDER BY position_id")
     plain = con.sql(f"FROM read_parquet('{choice_store}/positions/*.parquet')").columns
-    merged = {"extra.count", "weight"} if "merge" in asked else set()
-    assert set(whole.columns) == {*plain, *merged, "split", "bucket", "sort_key"}
+    assert set(whole.columns) == {*plain, "split", "bucket", "sort_key"}
     types = dict(zip(whole.columns, whole.types, strict=True))
     assert [types[n] for n in ("split", "bucket", "sort_key")] == ["UTINYINT", "UINTEGER", "UBIGINT"]
     rows = whole.fetchall()

@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.errors import BudgetError, ConfigError, StoreError, StoreLockedError
+from hexdata.errors import BudgetError, StoreError, StoreLockedError
 from hexdata.export import ExportOptions, export_shards
-from hexdata.loader import Loader
 from hexdata.order import bucket_bounds, derive_key, sort_key
 from hexdata.progress import Silent
 from hexdata.schema import SPLITS, positions_schema
@@ -50,8 +49,6 @@ GRID: dict[str, dict[str, Any]] = {
     "games in parts": {"buckets": 3, "threads": 2, "assign": "game", "max_rows": 90},
     "games in groups": {"buckets": 40, "threads": 1, "assign": "game"},
     "games in groups that are cut": {"buckets": 40, "threads": 2, "assign": "game", "max_rows": 110},
-    "merged": {"buckets": 3, "threads": 1, "merge": "positions"},
-    "merged in parts": {"buckets": 3, "threads": 2, "merge": "positions", "max_rows": 100},
     "strata": {"buckets": 3, "threads": 1, "stratify_by": "length"},
     "strata in parts": {"buckets": 3, "threads": 2, "stratify_by": "length", "max_rows": 90},
 }
@@ -62,10 +59,9 @@ SAME_BYTES += [
         ("games", "games in parts"),
         ("games in groups", "games in groups that are cut"),
         ("strata", "strata in parts"),
-        ("merged", "merged in parts"),
     )
 ]
-BY_KEY = [name for name, asked in GRID.items() if not {"assign", "stratify_by", "merge"} & asked.keys()]
+BY_KEY = [name for name, asked in GRID.items() if not {"assign", "stratify_by"} & asked.keys()]
 """Cases in which the order does not depend on the buckets."""
 EXPORTED = ("one bucket", "3 buckets in parts", "40 buckets, groups of them")
 
@@ -382,42 +378,3 @@ def test_a_lost_position_is_never_published(
     monkeypatch.undo()
     assert shuffle_store(store).resumed == 0
     verify_store(store).require()
-
-
-# --- merged positions ---------------------------------------------------------------------------------
-
-
-def test_merged_shards_deliver_counts_policies_and_weights(
-    tmp_path: Path, trmph_store: Path, copy_store: CopyStore
-):
-    store = copy_store(trmph_store)
-    total = Store.open(store).manifest.counts["positions"]
-    result = shuffle_store(
-        store, ShuffleOptions(merge="positions", merge_weight="root", where="split <> 'val'")
-    )
-    assert result.left_out["merge"] > 0
-    assert result.positions + sum(result.left_out.values()) == total
-    rows = pa.concat_tables([read_shuffled(store, split) for split in result.splits])
-    counts = rows["extra.count"].to_numpy()
-    assert counts.sum() == total - result.left_out["where"]
-    assert np.allclose(rows["weight"].to_numpy() ** 2, counts)
-    starts = rows.filter(pc.equal(rows["position_in_game"], 0))
-    assert starts.num_rows == len(result.splits), "every game begins with the empty board"
-    export_shards(store, ExportOptions(workers=1))
-    loader = Loader(
-        store, fields=("board", "policy", "value", "weight", "extra.count"), split="train", shuffle=False
-    )
-    batches = list(loader)
-    batch = {name: np.concatenate([each[name] for each in batches]) for name in batches[0]}
-    (start,) = np.flatnonzero(~batch["board"].any(axis=(1, 2, 3)))
-    assert batch["policy"][start].sum() == pytest.approx(1)
-    assert np.count_nonzero(batch["policy"][start]) > 1
-    assert batch["weight"][start] ** 2 == pytest.approx(batch["extra.count"][start])
-    verify_store(store).require()
-
-
-def test_a_store_with_counts_cannot_be_merged(tmp_path: Path, write_odd_store: WriteOddStore):
-    store = write_odd_store(tmp_path / "store", 90, 3, targets=("extra.count",))
-    with pytest.raises(ConfigError, match=r"its sources have a column extra\.count"):
-        shuffle_store(store, ShuffleOptions(merge="positions"))
-    assert "shuffle" not in Store.open(store).manifest.stages

@@ -78,10 +78,6 @@ def _reshuffle(size: str) -> None:
     shuffle_store(STORE, _shuffled(size, seed=2, buckets=BUCKETS[size] + 1), retry=_NOW)
 
 
-def _merge(size: str) -> None:
-    shuffle_store(STORE, _shuffled(size, merge="positions"), retry=_NOW)
-
-
 def _shards(size: str, factor: int = 1, **options: Any) -> ExportOptions:
     block = factor * {"small": 32, "medium": 256}[size]
     return ExportOptions(workers=PROCESSES[size], block_size=block, shard_size=2 * block, **options)
@@ -212,7 +208,6 @@ COMMANDS: Final = {
     "append": Command(_append, ("convert",), ("games", "more")),
     "shuffle": Command(_shuffle, ("convert",)),
     "reshuffle": Command(_reshuffle, ("convert", "shuffle", "export")),
-    "merge": Command(_merge, ("convert",)),
     "export": Command(_export, ("convert", "shuffle")),
     "reexport": Command(_reexport, ("convert", "shuffle", "export")),
     "free": Command(_free, ("convert", "shuffle")),

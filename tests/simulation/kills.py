@@ -41,7 +41,6 @@ WEIGHTS: Final = {
     "append": 3,
     "shuffle": 4,
     "reshuffle": 2,
-    "merge": 2,
     "export": 4,
     "reexport": 2,
     "free": 2,
@@ -52,7 +51,7 @@ WEIGHTS: Final = {
     "report": 1,
 }
 """How often each command is chosen."""
-_WITHOUT_WORKERS: Final = ("shuffle", "reshuffle", "merge", "report")
+_WITHOUT_WORKERS: Final = ("shuffle", "reshuffle", "report")
 """Commands that use threads only."""
 _LONGEST: Final = 1800.0
 """Seconds after which a command hangs."""

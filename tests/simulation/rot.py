@@ -319,9 +319,9 @@ def _prepare_store() -> None:
 
 
 def _prepare_samples() -> None:
-    """Merged positions, as one sample per position."""
+    """One sample per position."""
     _prepare_converted()
-    shuffle_store(STORE, ShuffleOptions(seed=1, threads=1, buckets=2, merge="positions"))
+    shuffle_store(STORE, ShuffleOptions(seed=1, threads=1, buckets=2))
     _export(layout="samples")
 
 

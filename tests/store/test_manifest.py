@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from hexdata.errors import StoreError
-from hexdata.schema import MAX_EXTRAS, TARGETS
 from hexdata.store.files import FileFacts
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 
@@ -149,17 +148,6 @@ def test_invalid_targets_are_refused(tmp_path: Path, manifest: Manifest, targets
     shuffle = SHUFFLE | {"targets": targets}
     error = load_altered(tmp_path, manifest, lambda content: content["stages"].update(shuffle=shuffle))
     assert error.reason == "the manifest has invalid targets"
-
-
-def test_merged_positions_may_have_one_more_column_than_a_store(tmp_path: Path, manifest: Manifest) -> None:
-    targets = [*(f"extra.n{index:02d}" for index in range(MAX_EXTRAS)), *TARGETS]
-    manifest.targets = tuple(targets)
-    merged = sorted([*targets, "extra.count"])
-    manifest.stages["shuffle"] = SHUFFLE | {"targets": merged}
-    manifest.save(tmp_path)
-    assert Manifest.load(tmp_path).targets_of("shuffled") == tuple(merged)
-    error = load_altered(tmp_path, manifest, lambda content: content.update(targets=merged))
-    assert error.reason == "the manifest has a wrong value of targets"
 
 
 def test_only_version_1_has_no_targets(tmp_path: Path, manifest: Manifest) -> None:
