@@ -19,6 +19,7 @@ from hexdata.demo import FOLDER, LEDGER_NAME, DemoOptions, make_legacy
 from hexdata.engine import Engine, EngineOptions, open_engine
 from hexdata.errors import ConfigError, HexdataError, VerifyError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
+from hexdata.live.options import STAGES, LiveOptions
 from hexdata.loader.trial import LoadOptions, run_loader_trial
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
@@ -30,7 +31,7 @@ from hexdata.store import Store, store_argument
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.strict_json import shortened
-from hexdata.text import did_you_mean
+from hexdata.text import did_you_mean, shell_word
 from hexdata.units import parse_bytes
 from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 
@@ -175,6 +176,14 @@ def load_config(path: str | Path) -> Config:
             address.
     """
     content = read_toml(local_path(path, "a config"))
+    live_keys = {option.name for option in fields(LiveOptions)} | STAGES.keys()
+    if "store" not in content and live_keys & content.keys():
+        raise ConfigError(
+            "a config of hexdata live",
+            path=path,
+            expected="a config of hexdata run, with the key store",
+            hint=f"Run `hexdata live DIRECTORY --config {shell_word(str(path))}`.",
+        )
     try:
         return Config.model_validate(content)
     except ValidationError as error:
@@ -185,6 +194,16 @@ def load_config(path: str | Path) -> Config:
 
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
 """Error types of pydantic for an unknown key, in a model and in a dataclass."""
+_EXPECTED: Final = {
+    "bool": "true or false",
+    "dataclass": "a section",
+    "float": "a number",
+    "int": "a whole number",
+    "list": "a list",
+    "string": "text",
+    "tuple": "a list",
+}
+"""Expected value by the first word of an error type of pydantic."""
 
 
 def _explain(error: ValidationError, path: str | Path) -> ConfigError:
@@ -192,9 +211,13 @@ def _explain(error: ValidationError, path: str | Path) -> ConfigError:
     findings = error.errors()
     first = next((finding for finding in findings if finding["type"] in _UNKNOWN), findings[0])
     names = [str(part) for part in first["loc"]]
+    key = ".".join(names)
+    if first["type"] == "missing":
+        return ConfigError(f"{key} is missing", path=path)
     if first["type"] not in _UNKNOWN:
-        found = None if first["type"] == "missing" else repr(first["input"])
-        return ConfigError(f"{'.'.join(names)}: {first['msg']}", path=path, found=found)
+        choices = first.get("ctx", {}).get("expected")
+        expected = choices or _EXPECTED.get(first["type"].partition("_")[0], first["msg"])
+        return ConfigError(f"{key} cannot be used", path=path, found=repr(first["input"]), expected=expected)
     known = _known_keys(names[:-1])
     return ConfigError(
         f"unknown key {names[-1]!r} {f'in [{names[0]}]' if len(names) > 1 else 'at the top level'}",

@@ -10,18 +10,19 @@ from hexdata.errors import ConfigError
 __all__ = ["format_bytes", "format_duration", "parse_bytes"]
 
 _UNITS: Final = {
-    "": 1,
-    **{name: 10 ** (3 * i) for i, name in enumerate(("b", "kb", "mb", "gb", "tb"))},
-    **{name: 2 ** (10 * i) for i, name in enumerate(("b", "kib", "mib", "gib", "tib"))},
+    "b": 1,
+    **{f"{letter}{b}": 1_000**i for i, letter in enumerate("kmgt", start=1) for b in ("", "b")},
+    **{f"{letter}i{b}": 1_024**i for i, letter in enumerate("kmgt", start=1) for b in ("", "b")},
 }
 _LARGEST: Final = 10**18
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int) -> int:
-    """Return the number of bytes of a size such as "1GB", "700 MiB" or "4096".
+    """Return the number of bytes of a size such as "1GB", "2G" or "700 MiB".
 
-    kB, MB, GB and TB are powers of 1000; KiB, MiB, GiB and TiB are powers of 1024.
+    kB, MB, GB and TB are powers of 1000; KiB, MiB, GiB and TiB are powers of 1024. The B may be left out.
+    A text without a unit is refused, because 2 may mean 2 GB. An int is a number of bytes.
 
     Raises:
         ConfigError: The text is not a size, or the size is too large.

@@ -17,8 +17,9 @@ from hexdata.units import format_bytes, parse_bytes
         ("1 gb", 10**9),
         (" 700MiB ", 700 * 2**20),
         ("1.5kB", 1_500),
-        ("0", 0),
-        ("123", 123),
+        ("2G", 2 * 10**9),
+        ("3Mi", 3 * 2**20),
+        ("0b", 0),
         ("2TiB", 2 * 2**40),
         ("64KIB", 64 * 2**10),
         (5_000, 5_000),
@@ -28,7 +29,9 @@ def test_sizes_are_parsed(text: str | int, size: int) -> None:
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "1 GB more", "1e9", "1,000", "1.GB", ".5GB", "1PB"])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "2", "123", "-1GB", "1 GB more", "1e9", "1,000", "1.GB", ".5GB", "1PB"]
+)
 def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not a size"):
         parse_bytes(text)

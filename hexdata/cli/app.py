@@ -205,6 +205,8 @@ def _printable_usage() -> Iterator[None]:
             hasattr(error, "format_message") and not shows_help
         ):  # a usage error of click, which typer may vendor
             text = _with_suggestion(_plain(printable(error.format_message())))
+            if "unexpected extra argument" in text:
+                text += ". Quote a query, a condition or a path that contains spaces."
             usage = getattr(error, "cmd", None)
             if type(error).__name__ == "MissingParameter" and isinstance(usage, Command) and usage.examples:
                 text += f"\nExample: {usage.examples[0]}"

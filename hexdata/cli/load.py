@@ -193,7 +193,7 @@ def load(
             f"and {result.packed:,} packed positions"
         )
     output.line(
-        f"{result.mode} mode: opened in {result.seconds_to_open:.3f} s, "
+        f"{result.mode} mode, seed {result.seed}: opened in {result.seconds_to_open:.3f} s, "
         f"first batch {result.seconds_to_first_batch:.3f} s later"
     )
     output.line("fields of a batch: " + ", ".join(f"{name} {spec}" for name, spec in result.fields.items()))

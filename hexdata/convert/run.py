@@ -72,6 +72,7 @@ from hexdata.store.integrity import find_damage, rebuild_hint, require_intact
 from hexdata.store.ledger import Ledger
 from hexdata.store.manifest import StoreFile
 from hexdata.store.parquet import read_parquet, write_parquet
+from hexdata.store.stage_log import StageLog
 from hexdata.strict_json import parse_metadata
 from hexdata.text import count_of, lines_by_cause, shell_word
 
@@ -653,6 +654,15 @@ class ConvertRun:
             [s.file.name, s.file.sha256, asdict(self._assignment(s))] for s in sources if s.facts.positions
         ]
         read_options = [self.options.salvage, self.options.truncate_repeats]
+        log = StageLog(self.store.path, "convert")
+        log.line(
+            *(
+                f"{s.file.name}: {s.facts.records:,} records, {s.facts.positions:,} positions, "
+                f"{s.facts.rejected:,} rejected, {s.facts.games:,} games, read in {s.facts.seconds:.2f} s"
+                for s in sources
+            )
+        )
+        log.publish()
         ledger = Ledger(
             self.work / "convert_progress.json",
             "convert",

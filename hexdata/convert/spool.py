@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -136,6 +137,8 @@ class SpoolFacts:
     reading: ReadOptions = field(default_factory=ReadOptions)
     declared: list[str] = field(default_factory=list)
     """The optional columns of positions that the reader gives."""
+    seconds: Annotated[float, Within(0, 1 << 62)] = 0.0
+    """Time that the pass took, for the log."""
     targets: list[str] = field(default_factory=list)
     """All optional columns of positions that the source can have, sorted."""
     not_targets: dict[str, str] = field(default_factory=dict)
@@ -325,6 +328,7 @@ def read_source(
         OSError: The spool cannot be written.
     """
     spool = Spool(folder)
+    start = time.perf_counter()
     facts = spool.facts()
     if facts is None or not (_is_reusable(facts, reading) and spool.is_intact(facts)):
         spool.remove()
@@ -347,6 +351,7 @@ def read_source(
             failure = error if isinstance(error, FormatError) else _reader_error(error)
             facts = SpoolFacts.failed(failure.code, failure.detail())
             facts.reading = reading
+        facts.seconds = round(time.perf_counter() - start, 3)
         if facts.failure is None or facts.failure[0] != Reason.UNREADABLE:
             spool.save_facts(facts)
     if _is_other(reading.board_size, facts.board_size):

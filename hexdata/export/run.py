@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -17,6 +19,7 @@ from hexdata.store import Store
 from hexdata.store.files import FileFacts
 from hexdata.store.integrity import find_damage, find_folder_damage, require_intact
 from hexdata.store.ledger import Ledger
+from hexdata.store.stage_log import StageLog
 
 __all__ = ["ExportFile", "ExportRun", "files_per_task"]
 
@@ -216,17 +219,23 @@ class ExportRun(ABC):
         groups = [missing[start : start + count] for start in range(0, len(missing), count)]
         tasks = (([(files[name], self.store.path / name) for name in group],) for group in groups)
         unsaved: list[str] = []
+        log = StageLog(self.store.path, self.stage)
+        facts = {name: getattr(self.options, name) for name in self.PLAN}
+        facts["seed"] = self.store.manifest.stages.get("shuffle", {}).get("seed")
+        log.line(f"{len(missing):,} files to write: {json.dumps(facts)}")
         try:
             results = self.engine.run(_write_files, tasks, workers=workers, memory=memory, copies=True)
             for index, entries in results:
-                for name, entry in zip(groups[index], entries, strict=True):
+                for name, (entry, seconds) in zip(groups[index], entries, strict=True):
                     unsaved.append(name)
+                    log.line(f"{name}: {files[name].positions:,} positions in {seconds:.2f} s")
                     if ledger.finish_buffered(self._unit(name), asdict(entry)):
                         self.release(unsaved)
                         unsaved.clear()
                     self.progress.advance(files[name].positions)
         finally:
             ledger.save()
+        log.publish()
         self.release(unsaved)
 
     def complete_files(self, names: Iterable[str], ledger: Ledger) -> set[str]:
@@ -266,8 +275,13 @@ def files_per_task(files: int, workers: int) -> int:
     return min(max(files // (_TASKS_PER_WORKER * workers), 1), _MAX_FILES_PER_TASK)
 
 
-def _write_files(files: Sequence[tuple[ExportFile, AnyPath]]) -> list[Entry]:
-    return [file.write(path) for file, path in files]
+def _write_files(files: Sequence[tuple[ExportFile, AnyPath]]) -> list[tuple[Entry, float]]:
+    """Write files; return the ledger entry of each, and the seconds that it took."""
+    written = []
+    for file, path in files:
+        start = time.perf_counter()
+        written.append((file.write(path), time.perf_counter() - start))
+    return written
 
 
 def _file_facts(entry: Entry) -> FileFacts:

@@ -25,7 +25,7 @@ from hexdata.live.stage import Stage
 from hexdata.schema import SPLITS, is_target
 from hexdata.storage import local_path
 from hexdata.strict_json import shortened
-from hexdata.text import did_you_mean
+from hexdata.text import did_you_mean, shell_word
 
 __all__ = [
     "STAGES",
@@ -240,6 +240,13 @@ def load_live_config(path: str | Path, *, allow_code: bool = False) -> LiveOptio
             value; the message suggests the nearest known key. Or it names code and ``allow_code`` is False.
     """
     content = read_toml(local_path(path, "a config"))
+    if "store" in content:
+        raise ConfigError(
+            "a config of hexdata run",
+            path=path,
+            expected="a config of hexdata live, without the key store",
+            hint=f"Run `hexdata run {shell_word(str(path))}`.",
+        )
     try:
         return parse_live_config(content, allow_code=allow_code)
     except ConfigError as error:

@@ -135,6 +135,13 @@ class PositionDataset:
                 require_mappable(source), manifest, members, self.options, weights=weights
             )
         self._epoch = 0
+        self._location = str(store)
+
+    def __repr__(self) -> str:
+        return (
+            f"PositionDataset({self._location!r}, split={self.options.split!r}, positions={len(self):,}, "
+            f"mode={self.options.mode!r})"
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of symmetries and value weights. The order of positions does not change."""

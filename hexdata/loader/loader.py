@@ -257,6 +257,13 @@ class Loader:
         self._move_to(LoaderPosition())
         self._check_epoch()
 
+    def __repr__(self) -> str:
+        options = self.options
+        return (
+            f"Loader({str(self._location)!r}, split={options.split!r}, positions={self.positions:,}, "
+            f"mode={options.mode!r}, seed={options.seed})"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the state to pickle, without the open epoch."""
         return {**self.__dict__, "_opened": None}

@@ -265,6 +265,9 @@ class Mixture:
         other._epoch, other._batch = epoch, batch
         return other
 
+    def __repr__(self) -> str:
+        return f"Mixture({self._loaders!r}, weights={self.options.weights!r}, seed={self.options.seed})"
+
     def __len__(self) -> int:
         """Return the number of batches of an epoch, which is the same for every rank."""
         return self._steps

@@ -112,6 +112,8 @@ class LoadResult:
 
     split: str
     mode: Mode
+    seed: int
+    """Seed of the order."""
     positions: int
     games: int | None
     """Number of games that games mode holds as games; None in the other modes."""
@@ -184,6 +186,7 @@ def run_loader_trial(
     return LoadResult(
         split=options.split,
         mode=loader.options.mode,
+        seed=loader.options.seed,
         positions=total,
         games=table.games if table else None,
         packed=table.positions - table.game_rows if table else None,

@@ -14,6 +14,7 @@ from hexdata.quality.measure import (
     LAGS,
     SPLIT,
     BucketFacts,
+    Dispersion,
     RowRange,
     SplitMeasures,
 )
@@ -66,7 +67,7 @@ class _Assessment:
 
     def quality(self) -> Quality:
         measures = self.measures
-        figures = [self._largest_share(), self._games_in_bucket()]
+        figures = [*map(self._largest_share, measures.dispersions), self._games_in_bucket()]
         figures += [self._batch(size) for size in BATCHES]
         lags = [self._lag(lag) for lag in range(1, LAGS + 1)]
         figures += [lags[0], _worst("neighbours-worst", f"the worst of lags 1 to {LAGS}", lags)]
@@ -103,32 +104,32 @@ class _Assessment:
             z=self._deviations(facts.mean, facts.rows) if valued and band else None,
         )
 
-    def _largest_share(self) -> Figure:
-        share, at = max((facts.largest / facts.rows, -number) for number, facts in self.rows.items())
-        games = self.rows[-at].games
-        if len(self.rows) == 1:
+    def _largest_share(self, spread: Dispersion) -> Figure:
+        share, games = max((largest / rows, games) for rows, games, largest in spread.buckets)
+        if len(spread.buckets) == 1:
             possible = max(MAX_GAME_SHARE, share)
         else:
-            smallest = min(facts.rows for facts in self.rows.values())
-            possible = possible_share(
-                self.measures.sizes, self.whole.rows, smallest, len(self.rows), MAX_GAME_SHARE
-            )
+            sizes = [rows for rows, *_ in spread.buckets]
+            possible = possible_share(spread.sizes, sum(sizes), min(sizes), len(sizes), MAX_GAME_SHARE)
         if self.whole_games:
             note = "not judged: each game is in one bucket"
         elif possible > MAX_GAME_SHARE:
             note = f"limit {possible:.3%}: games and buckets of this size cannot keep to {MAX_GAME_SHARE:.0%}"
         else:
             note = f"limit {MAX_GAME_SHARE:.0%}"
-        return Figure(
+        figure = Figure(
             name="largest-share",
             title=f"largest share of one game in a bucket ({games:,} games)",
             unit="share",
-            before=max(largest / rows for rows, _, largest, _ in self.measures.pieces),
             after=share,
             judged=not self.whole_games,
             ok=self.whole_games or share <= possible,
             note=note,
         )
+        if spread.split != SPLIT:
+            title = f"largest share of one game in a bucket of {spread.split} ({games:,} games)"
+            return replace(figure, name=f"largest-share-{spread.split}", title=title)
+        return replace(figure, before=max(largest / rows for rows, _, largest, _ in self.measures.pieces))
 
     def _games_in_bucket(self) -> Figure:
         games = [facts.games for facts in self.rows.values()]
@@ -140,7 +141,9 @@ class _Assessment:
             before=sum(before) / len(before),
             after=sum(games) / len(games),
             expected=expected_games(
-                self.measures.sizes, self.whole.rows, (facts.rows for facts in self.rows.values())
+                self.measures.dispersions[0].sizes,
+                self.whole.rows,
+                (facts.rows for facts in self.rows.values()),
             ),
             note=f"from {min(games):,} to {max(games):,}",
         )

@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from hexdata.order import Permutation, derive_key
+from hexdata.schema import SPLITS
 from hexdata.store import Store
 from hexdata.store.session import DuckDBPyConnection, quote, read_parquet_sql
 
@@ -20,6 +21,7 @@ __all__ = [
     "LAGS",
     "SPLIT",
     "BucketFacts",
+    "Dispersion",
     "OrderCounts",
     "Sampling",
     "SplitMeasures",
@@ -115,12 +117,27 @@ class OrderCounts:
 
 
 @dataclass(frozen=True)
+class Dispersion:
+    """How the games of a split are spread over its buckets.
+
+    Attributes:
+        split: Name of the split.
+        sizes: Number of games by their number of rows; each row without a game counts as a game of one row.
+        buckets: Rows, games and rows of the largest game of each bucket that has rows.
+    """
+
+    split: str
+    sizes: dict[int, int]
+    buckets: list[tuple[int, int, int]]
+
+
+@dataclass(frozen=True)
 class SplitMeasures:
     """All measures of a split.
 
     Attributes:
         whole: Counts over the split.
-        sizes: Number of games by their number of rows; each row without a game counts as a game of one row.
+        dispersions: The games in the buckets of this split, and of each other split.
         buckets: Counts over each bucket, in order.
         by_bucket: Whether each bucket is a segment; otherwise the split is the only segment.
         pieces: Rows, games, rows of the largest game and mean value of each piece of the input order.
@@ -131,7 +148,7 @@ class SplitMeasures:
     """
 
     whole: BucketFacts
-    sizes: dict[int, int]
+    dispersions: list[Dispersion]
     buckets: list[BucketFacts]
     by_bucket: bool
     pieces: list[tuple[int, int, int, float]]
@@ -152,40 +169,63 @@ def measure_split(
         by_bucket: Whether to count pairs within buckets only.
         sampling: Sample sizes. Default None: those of :class:`Sampling`.
     """
-    return _SplitMeasurement(store, con, by_bucket, sampling or Sampling()).measure()
+    sampling = sampling or Sampling()
+    others = [
+        _SplitMeasurement(store, con, by_bucket, sampling, split).dispersion()
+        for split in SPLITS
+        if split != SPLIT and store.manifest.stages["shuffle"]["splits"].get(split)
+    ]
+    return _SplitMeasurement(store, con, by_bucket, sampling, SPLIT).measure(others)
 
 
 class _SplitMeasurement:
-    def __init__(self, store: Store, con: DuckDBPyConnection, by_bucket: bool, sampling: Sampling) -> None:
+    def __init__(
+        self, store: Store, con: DuckDBPyConnection, by_bucket: bool, sampling: Sampling, split: str
+    ) -> None:
         self.con = con
+        self.split = split
         self.by_bucket = by_bucket
         self.sampling = sampling
         self.positions = store.manifest.counts["positions"]
         self.seed = store.manifest.stages["shuffle"]["seed"]
-        self.files = store.files(f"shuffled/{SPLIT}")
-        self.counts = [facts.rows for facts in store.manifest.files_in(f"shuffled/{SPLIT}").values()]
+        self.files = store.files(f"shuffled/{split}")
+        self.counts = [facts.rows for facts in store.manifest.files_in(f"shuffled/{split}").values()]
         self.rows = sum(self.counts)
 
-    def measure(self) -> SplitMeasures:
+    def dispersion(self) -> Dispersion:
+        """Return the games in the buckets of the split."""
+        self._list_buckets()
+        return self._dispersion(self._games_by_bucket())
+
+    def _dispersion(self, games: dict[int, list[Any]]) -> Dispersion:
+        sizes = dict(self._all("game_sizes"))
+        unknown = self.rows - sum(n * count for n, count in sizes.items())
+        if unknown:
+            sizes[1] = sizes.get(1, 0) + unknown
+        buckets = [(int(rows), int(count), int(largest)) for rows, count, largest, *_ in games.values()]
+        return Dispersion(self.split, sizes, buckets)
+
+    def measure(self, others: list[Dispersion]) -> SplitMeasures:
+        """Return all measures of the split, with the dispersion of the other splits."""
         self._list_buckets()
         least, greatest, finite = self._one("value_range")
         constant = not finite or least == greatest
-        sizes = dict(self._all("game_sizes"))
-        unknown = self.rows - sum(n * games for n, games in sizes.items())
-        if unknown:
-            sizes[1] = sizes.get(1, 0) + unknown
-        buckets, whole = self._facts(sizes, 0.0 if constant else least, constant)
+        games = self._games_by_bucket()
+        own = self._dispersion(games)
+        buckets, whole = self._facts(own.sizes, games, 0.0 if constant else least, constant)
         pieces = self._pieces_of_input(least, constant)
         before = self._before(whole.mean, constant)
         after = self._after(whole, buckets, constant)
         ranks = [tuple(row) for row in self._all("rank")]
-        return SplitMeasures(whole, sizes, buckets, self.by_bucket, pieces, before, after, ranks, constant)
+        return SplitMeasures(
+            whole, [own, *others], buckets, self.by_bucket, pieces, before, after, ranks, constant
+        )
 
     # --- contents of the buckets
 
     def _list_buckets(self) -> None:
         starts = [0, *accumulate(self.counts)][:-1]
-        self.con.execute("CREATE TABLE buckets (filename VARCHAR, bucket BIGINT, start BIGINT)")
+        self.con.execute("CREATE OR REPLACE TABLE buckets (filename VARCHAR, bucket BIGINT, start BIGINT)")
         values = ", ".join(
             f"({quote(str(path))}, {number}, {start})"
             for number, (path, start) in enumerate(zip(self.files, starts, strict=True))
@@ -199,10 +239,9 @@ class _SplitMeasurement:
         self.con.execute(f"CREATE OR REPLACE VIEW shuffled AS {_text('rows').format(files=files)}")
 
     def _facts(
-        self, sizes: dict[int, int], least: float, constant: bool
+        self, sizes: dict[int, int], games: dict[int, list[Any]], least: float, constant: bool
     ) -> tuple[list[BucketFacts], BucketFacts]:
         """Return the counts of each bucket and of the split."""
-        games = {number: row for piece in self._pieces() for number, *row in self._games(piece)}
         zero = (0.0,) * 4
         sums = {} if constant else {n: tuple(row) for n, _, *row in self._all("value_sums", least=least)}
         buckets = []
@@ -236,9 +275,12 @@ class _SplitMeasurement:
             piece_rows += rows
         return pieces
 
-    def _games(self, piece: list[int]) -> list[tuple[Any, ...]]:
-        self._define_view(piece)
-        found = self._all("bucket_games")
+    def _games_by_bucket(self) -> dict[int, list[Any]]:
+        """Return the counts of games of each bucket that has rows."""
+        found: dict[int, list[Any]] = {}
+        for piece in self._pieces():
+            self._define_view(piece)
+            found |= {number: row for number, *row in self._all("bucket_games")}
         self._define_view(range(len(self.files)))
         return found
 

@@ -20,7 +20,6 @@ from hexdata.progress import Progress
 from hexdata.retry import RetryPolicy
 from hexdata.selection import BalanceRow, Duplicates
 from hexdata.shuffle.layout import Job, ShuffleLayout, Slice, group_jobs, jobs_per_group
-from hexdata.shuffle.log import Log
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import FOLDERS, ShufflePlan, estimate_shuffle, free_space
 from hexdata.shuffle.prepare import Prepared, is_same_shuffle, prepare
@@ -41,6 +40,7 @@ from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.files import FileFacts
 from hexdata.store.integrity import find_damage, require_intact
 from hexdata.store.ledger import Ledger
+from hexdata.store.stage_log import StageLog
 from hexdata.strict_json import Count
 from hexdata.units import format_bytes
 
@@ -167,7 +167,7 @@ class ShuffleRun:
             ledger = partial(open_ledger, self.work / LEDGER_NAME, prepared.ledger_plan)
             plan = estimate_shuffle(self.store, self.options, prepared, ledger(read_only=True))
             plan.require_disk()
-            log = Log(self.store.path)
+            log = StageLog(self.store.path, "shuffle")
             log.line(f"plan: {json.dumps(asdict(plan))}")
             done = self._begin(prepared, ledger(), damage)
             resumed = len(done) - 1
@@ -322,7 +322,7 @@ def _file_facts(bucket: SortedBucket) -> FileFacts:
 class _Bookkeeping:
     """The ledger, progress and log of a shuffle. Used only by the calling thread."""
 
-    def __init__(self, ledger: Ledger, progress: Progress, log: Log) -> None:
+    def __init__(self, ledger: Ledger, progress: Progress, log: StageLog) -> None:
         self.ledger = ledger
         self.progress = progress
         self._log = log
@@ -349,13 +349,17 @@ class _Bookkeeping:
         self.ledger.finish_buffered(written.name, written.facts.to_json())
         self.advance(written.name, written.facts.rows)
         if written.seconds is not None:
-            self._log.work(written.name, written.facts.rows, written.seconds, written.peak)
+            rows, seconds = written.facts.rows, written.seconds
+            self._log.line(
+                f"{written.name}: {rows:,} rows in {seconds:.2f} s, {rows / max(seconds, 1e-9):,.0f} rows/s, "
+                f"{format_bytes(written.peak)} peak resident memory"
+            )
 
 
 class _Phases:
     """Runs both phases: passes the units missing from the ledger to threads or to other machines."""
 
-    def __init__(self, run: ShuffleRun, prepared: Prepared, ledger: Ledger, log: Log) -> None:
+    def __init__(self, run: ShuffleRun, prepared: Prepared, ledger: Ledger, log: StageLog) -> None:
         assert run.store.manifest.board_size is not None
         self.run = run
         self.prepared = prepared

@@ -47,6 +47,9 @@ class TensorLoader(ABC, Generic[_Delivery, _Source]):
         self.loader: _Source = loader_of_rank(loader, rank, world_size, kinds=self._kinds)
         self._given_world_size = world_size
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.loader!r})"
+
     @abstractmethod
     def _deliveries(self) -> Iterator[_Delivery]:
         """Yield the batches of the rest of the loader's epoch."""

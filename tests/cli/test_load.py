@@ -59,7 +59,7 @@ def test_the_argument_is_a_store_its_shards_or_a_command(
     }
     for location, mode in locations.items():
         facts = json.loads(run(capsys, monkeypatch, location, "--batch-size", 64, "--json"))
-        assert (facts["mode"], facts["positions"]) == (mode, loader.positions)
+        assert (facts["mode"], facts["seed"], facts["positions"]) == (mode, 0, loader.positions)
         assert facts["seconds_to_open"] > 0
         assert 0 < facts["seconds_to_first_batch"] < facts["epochs"][0]["seconds"]
     for mode in ("games", "stream"):
@@ -74,7 +74,7 @@ def test_the_output_describes_the_epoch(
     out = run(capsys, monkeypatch, store, "--batch-size", 64)
     for part in (f"{len(batches):,}", f"{loader.positions:,}", str(loader.epoch_digest), "board float32"):
         assert part in out
-    assert re.search(r"exact mode: opened in \d+\.\d{3} s, first batch \d+\.\d{3} s later", out)
+    assert re.search(r"exact mode, seed 0: opened in \d+\.\d{3} s, first batch \d+\.\d{3} s later", out)
 
 
 def test_the_output_of_games_mode_counts_the_packed_positions(
@@ -87,7 +87,7 @@ def test_the_output_of_games_mode_counts_the_packed_positions(
     out = run(capsys, monkeypatch, tmp_path / "store")
     games = Loader(tmp_path / "store").positions - 7
     assert f"{games:,} positions of 40 games, and 7 packed positions\n" in out
-    assert re.search(r"games mode: opened in \d+\.\d{3} s, first batch \d+\.\d{3} s later", out)
+    assert re.search(r"games mode, seed 0: opened in \d+\.\d{3} s, first batch \d+\.\d{3} s later", out)
 
 
 def test_the_output_contains_the_sum_of_the_weights(

@@ -125,6 +125,22 @@ def test_a_query_file_without_its_option(
     assert "Use -f my.sql." in ran.err
 
 
+@pytest.mark.parametrize(
+    "arguments", [("sql", "SELECT", "1"), ("load", "--where", "move", "5"), ("shuffle", "--where", "a", "b")]
+)
+def test_an_unquoted_query_is_recognized(trmph_store: Path, arguments: tuple[str, ...]) -> None:
+    name, *words = arguments
+    ran = hexdata_run(name, trmph_store, *words)
+    assert ran.status == 2
+    assert "Quote a query" in ran.err
+
+
+def test_a_size_without_a_unit_is_refused(trmph_store: Path) -> None:
+    assert hexdata_run("shuffle", trmph_store, "--memory", "2G", "--dry-run").status == 0
+    ran = hexdata_run("shuffle", trmph_store, "--memory", "2", "--dry-run")
+    assert (ran.status, "such as 1GB" in ran.err) == (2, True)
+
+
 def test_a_wrong_field_and_a_wrong_choice_have_a_suggestion(trmph_store: Path) -> None:
     ran = hexdata_run("load", trmph_store, "--fields", "bord")
     assert ran.status == 2

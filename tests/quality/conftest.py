@@ -30,10 +30,10 @@ SCHEMA = pa.schema(
 
 @pytest.fixture
 def arrange(tmp_path: Path) -> Arrange:
-    """Return ``arrange(games, values, order, bounds, choices={})``: the path of a shuffled store.
+    """Return ``arrange(games, values, order, bounds, choices={}, val=[])``: the path of a shuffled store.
 
     Row i of the input has position_id i, ``games[i]`` (-1 for none) and ``values[i]``; ``order`` lists the
-    rows as they stand, cut into buckets at ``bounds``.
+    rows as they stand, cut into buckets at ``bounds``, and ``val`` those of each bucket of that split.
     """
 
     def write(
@@ -42,24 +42,26 @@ def arrange(tmp_path: Path) -> Arrange:
         order: npt.NDArray[np.int64],
         bounds: list[int],
         choices: dict[str, Any] | None = None,
+        val: list[npt.NDArray[np.int64]] = [],  # noqa: B006
     ) -> Path:
         store = tmp_path / f"store-{sum(1 for _ in tmp_path.iterdir())}"
         manifest = Manifest(board_size=5, counts={"positions": len(games)})
-        for number, (start, stop) in enumerate(pairwise(bounds)):
-            rows = order[start:stop]
+        buckets = [("train", n, order[start:stop]) for n, (start, stop) in enumerate(pairwise(bounds))]
+        buckets += [("val", n, rows) for n, rows in enumerate(val)]
+        for split, number, rows in buckets:
             table = pa.table(
                 [rows, pa.array(games[rows], mask=games[rows] < 0), values[rows].astype(np.float32)],
                 schema=SCHEMA,
             )
-            name = f"shuffled/train/bucket-{number:06d}.parquet"
+            name = f"shuffled/{split}/bucket-{number:06d}.parquet"
             manifest.files[name] = write_parquet(store / name, SCHEMA, [table])
         manifest.stages["shuffle"] = {
             "seed": 5,
             "order_version": ORDER_VERSION,
             "positions": len(order),
             "rejected": 0,
-            "splits": {"train": len(order)},
-            "buckets": {"train": len(bounds) - 1},
+            "splits": {"train": len(order)} | ({"val": sum(map(len, val))} if val else {}),
+            "buckets": {"train": len(bounds) - 1} | ({"val": len(val)} if val else {}),
             "choices": choices or {},
             "left_out": {},
             "of": manifest.digest("games", "positions"),

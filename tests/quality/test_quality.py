@@ -247,6 +247,22 @@ def test_a_game_too_large_for_its_bucket_fails(arrange: Arrange) -> None:
     assert not found["largest-share"].ok
 
 
+@pytest.mark.parametrize("swapped", [0, 40])
+def test_the_largest_share_is_judged_in_every_split(arrange: Arrange, swapped: int) -> None:
+    """Forty of the fifty rows of one game in one of two buckets of val, and none."""
+    rng = np.random.default_rng(6)
+    order = rng.permutation(N)
+    game = np.flatnonzero(np.isin(GAMES[order], [7, 8]))[:swapped]
+    val = np.concatenate([order[game], np.delete(order, game)])
+    parts = [val[:1_000], val[1_000:]]
+    found = measure_quality(arrange(GAMES, VALUES, rng.permutation(N), BOUNDS, val=parts))
+    assert found is not None
+    largest = max(max(Counter(GAMES[rows].tolist()).values()) / len(rows) for rows in parts)
+    assert found["largest-share-val"].after == pytest.approx(largest)
+    assert found["largest-share-val"].ok is not bool(swapped)
+    assert found["largest-share"].ok
+
+
 def test_uniform_shuffles_pass_with_the_expected_deviation(arrange: Arrange) -> None:
     """Over 16 shuffles, z of each figure has a standard deviation near 1; test_theory is stricter."""
     found: dict[str, list[float]] = {}

@@ -14,7 +14,6 @@ from hexdata.cli import app
 from hexdata.errors import StoreError
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions, layout, plan_shuffle, shuffle_store
-from hexdata.shuffle.log import Log
 from hexdata.store import Store
 from hexdata.verify import verify_store
 
@@ -128,17 +127,6 @@ def test_the_log_has_one_line_per_bucket(trmph_store: Path, copy_store: CopyStor
     assert lines[-1].endswith("done: 0 units were finished by an earlier run")
     shuffle_store(store, ShuffleOptions(seed=6))
     assert (store / "logs" / "shuffle.log").read_text().splitlines()[: len(lines)] == lines
-
-
-@pytest.mark.parametrize(
-    ("peak", "text"), [(87_000_000, "87 MB"), (999_400_000, "999 MB"), (1_016_000_000, "1.02 GB")]
-)
-def test_log_lines_contain_the_peak_memory(tmp_path: Path, peak: int, text: str) -> None:
-    """The peak is the one of the whole process, including earlier work."""
-    Log(tmp_path).work("shuffled/train/bucket-000000.parquet", 1_234, 0.5, peak)
-    match = LINE.fullmatch((tmp_path / "logs" / "shuffle.log").read_text().rstrip("\n"))
-    assert match is not None
-    assert (match["rows"], match["memory"]) == ("1,234", text)
 
 
 def test_the_log_is_not_part_of_the_dataset(trmph_store: Path, copy_store: CopyStore) -> None:
