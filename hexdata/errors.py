@@ -15,6 +15,7 @@ __all__ = [
     "FormatError",
     "HexdataError",
     "InputError",
+    "MissingExtraError",
     "Reason",
     "RejectRateError",
     "SourceChangedError",
@@ -241,6 +242,13 @@ class VerifyError(HexdataError):
 
 class ConfigError(HexdataError):
     """An invalid configuration or option."""
+
+
+class MissingExtraError(ConfigError, ModuleNotFoundError):
+    """A library is not installed; the message names the extra of hexdata that installs it.
+
+    ``name`` is the name of the module, as in every ``ModuleNotFoundError``.
+    """
 
 
 class BudgetError(HexdataError):

@@ -6,31 +6,51 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
+from typing import Final
 
-from hexdata.errors import ConfigError
+from hexdata.errors import MissingExtraError
 
-__all__ = ["hide_pandas", "installed_by"]
+__all__ = ["LIBRARIES", "hide_pandas", "installed_by"]
+
+LIBRARIES: Final = {
+    "azure": ("adlfs",),
+    "browse": ("starlette", "uvicorn"),
+    "gcs": ("gcsfs",),
+    "live": ("prometheus_client", "watchfiles"),
+    "png": ("resvg_py",),
+    "ray": ("ray",),
+    "report": ("jinja2", "matplotlib"),
+    "s3": ("aiobotocore", "s3fs"),
+    "torch": ("torch",),
+}
+"""Modules that each extra installs, as ``pyproject.toml`` declares them."""
 
 
 @contextmanager
 def installed_by(extra: str, purpose: str) -> Iterator[None]:
-    """Name the extra if a library that is imported inside the ``with`` block is not installed.
+    """Name the extra if one of its libraries, imported inside the ``with`` block, is not installed.
+
+    Other errors pass unchanged, such as an ``ImportError`` from within an installed library.
 
     Args:
         extra: The extra that installs the library.
         purpose: What needs the library; begins the message.
 
     Raises:
-        ConfigError: A library is not installed, or cannot be imported.
+        MissingExtraError: A library is not installed. This is a ``ConfigError`` and an ``ImportError``.
     """
     try:
         yield
-    except ImportError as error:
-        raise ConfigError(
+    except ModuleNotFoundError as error:
+        if error.name not in LIBRARIES.get(extra, ()):
+            raise
+        missing = MissingExtraError(
             f"{purpose} needs a library that is not installed",
             found=str(error),
             hint=f"Install it with: pip install 'hexdata[{extra}]'.",
-        ) from error
+        )
+        missing.name = error.name
+        raise missing from error
 
 
 class _NoPandas(MetaPathFinder):

@@ -166,6 +166,7 @@ SLOW_FILES = frozenset(
         "pytorch/test_webdataset.py",
         "pytorch/test_weights.py",
         "pytorch/test_where_by_epoch.py",
+        "promises/test_without_extras.py",
         "quality/test_quality.py",
         "report/test_browser.py",
         "report/test_facts.py",

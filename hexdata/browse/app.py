@@ -30,6 +30,7 @@ from hexdata.store.integrity import VERIFY_HINT, require_intact_once
 from hexdata.store.session import QUERY_ERRORS
 
 with installed_by("browse", "the page of a store"):
+    import starlette  # noqa: F401 - the error names this module, not one within it
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import JSONResponse, Response

@@ -8,9 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from hexdata.browse.app import make_app
 from hexdata.browse.library import BrowseLimits, Library
 from hexdata.checks import check_fields
 from hexdata.errors import ConfigError
@@ -18,7 +17,7 @@ from hexdata.extras import installed_by
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 
-with installed_by("browse", "the page of a store"):
+if TYPE_CHECKING:
     import uvicorn
 
 __all__ = ["BrowseOptions", "browse_store", "serving"]
@@ -102,6 +101,10 @@ def serving(store: str | AnyPath, options: BrowseOptions | None = None) -> Itera
 def _prepared(
     store: str | AnyPath, options: BrowseOptions, note: Callable[[str], None]
 ) -> Iterator[tuple[uvicorn.Server, socket.socket, str]]:
+    with installed_by("browse", "the page of a store"):
+        import uvicorn
+    from hexdata.browse.app import make_app
+
     opened = Store.open(store)
     library = Library(opened.path, BrowseLimits(options.memory), note)
     config = uvicorn.Config(

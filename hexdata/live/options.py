@@ -126,6 +126,8 @@ class StageOptions:
         try:
             found = pkgutil.resolve_name(path)
         except (ImportError, AttributeError, ValueError) as error:
+            if entry:  # a library of the extra is missing or faulty
+                raise
             raise ConfigError("the stage cannot be imported", found=f"{self.kind!r}: {error}") from error
         if not (isinstance(found, type) and issubclass(found, Stage)):
             raise ConfigError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hexdata.live.files.provider import PATTERNS
 from hexdata.live.options import LiveOptions
 
 __all__ = ["find_wait_reason"]
@@ -89,6 +88,8 @@ def _explain_empty_pool(
 
 def _patterns(options: LiveOptions) -> str:
     """Return the name patterns of the files that are read, as text such as "*.trmph or *.sgf"."""
+    from hexdata.live.files.provider import PATTERNS  # imports watchfiles, which an extra installs
+
     patterns = list(options.stages[0].arguments.get("patterns", PATTERNS))
     return " or ".join(filter(None, (", ".join(patterns[:-1]), patterns[-1])))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from hexdata.errors import ConfigError
-from hexdata.extras import installed_by
+from hexdata.extras import LIBRARIES, installed_by
 from hexdata.storage.retry import CONNECT_TIMEOUT, READ_TIMEOUT
 
 if TYPE_CHECKING:
@@ -115,10 +116,11 @@ def as_path(text: str | AnyPath) -> AnyPath:
     protocol = _ONE_NAME.get(protocol, protocol)
     clean = f"{protocol}://{bucket}/{below}".rstrip("/")
     with installed_by(extra, f"{protocol}://"):
-        from upath import UPath
+        for library in LIBRARIES.get(extra, ()):
+            import_module(library)  # fsspec would hide why an import fails
+    from upath import UPath
 
-        path: UPath = UPath(clean, **_OPTIONS[extra])
-        path.fs  # noqa: B018 - imports the library
+    path: UPath = UPath(clean, **_OPTIONS[extra])
     return path
 
 
