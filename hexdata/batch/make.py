@@ -186,7 +186,7 @@ def required_members(options: BatchOptions, stored: Collection[str]) -> list[str
     as_fill = "fill" in stored
     sources = {
         "board": ({"fill"} if as_fill else board) | third_plane,
-        "ply": {"ply"} if as_fill else set[str](),
+        "ply": set[str](),
         "policy": {"fill", "policy"} if as_fill and options.final_policy != "uniform" else policy,
         "policy_mask": {"move", "policy_row"} if as_fill else policy,
         "value_weight": {"position_id"} | ({"value_sample_tier"} if options.tier_probability else set()),

@@ -19,7 +19,7 @@ from hexdata.convert.nodes import EVIDENCE, FINAL, NODES, NOWHERE, NodeMaker
 from hexdata.convert.spool import Spool, write_arrow
 from hexdata.games.find import GAMES, ROWS, binary_matrix, column
 from hexdata.progress import SILENT, Progress
-from hexdata.schema import board_bytes
+from hexdata.schema import NO_MOVE, board_bytes
 from hexdata.storage import storage_of
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
@@ -91,7 +91,9 @@ def resolve_chains(
     The search proceeds ply by ply. It joins each position to a chain that leads to its board, within one
     class: equal origin, length, winner (or value, where no winner is named) and first player. Equal
     positions with equal pasts are interchangeable; copies of a game receive them in the order of their
-    rows. Where chains with different pasts reach the same board and then diverge, all of them end. A chain
+    rows. The move of a position whose policy states none is the stone that leads to the only board of its
+    class with one stone more. Where chains with different pasts reach the same board and then diverge, all
+    of them end. A chain
     that reaches a final position is proved: each of its boards is compared with the replay of its moves.
     The proof makes hashes of 64 bits sufficient for the joins.
 
@@ -182,14 +184,45 @@ class _Search:
         )
         self.progress.begin("follow games", None, "plies")
         ply = 0
+        self._find_moves(ply)
         while self._count(f"last WHERE head IS NOT NULL AND next < {NOWHERE}"):
             self._join(ply + 1)
             self._add_links(ply)
             self.con.execute("DROP TABLE last; ALTER TABLE joined RENAME TO last")
             self.progress.advance(1)
             ply += 1
+            self._find_moves(ply)
         self._add_links(ply)
         self.con.execute("DROP TABLE last; DROP TABLE nodes")
+
+    def _find_moves(self, ply: int) -> None:
+        """Set the moves of those positions of ``last`` that state none and have one possible next board."""
+        states_none = f"next = {NOWHERE} AND move = {NO_MOVE}"
+        query = f"SELECT DISTINCT node, ((class & 1) + {ply}) & 1 AS player FROM last WHERE {states_none}"
+        found = self.con.execute(query).fetchnumpy()
+        nodes, player = found["node"], found["player"].astype(np.int64)
+        if not len(nodes):
+            return
+        query = f"SELECT DISTINCT node FROM nodes WHERE ply = {ply + 1} ORDER BY node"
+        following = self.con.execute(query).fetchnumpy()["node"]
+        if not len(following):
+            return
+        count, move = np.zeros((2, len(nodes)), dtype=np.int64)
+        cells = len(self.maker.stones) // 2
+        for cell in range(cells):
+            after = nodes ^ self.maker.stones[cell + player * cells]
+            occurs = following[np.searchsorted(following[:-1], after)] == after
+            count += occurs
+            move[occurs] = cell
+        moved = {"node": nodes, "after": nodes ^ self.maker.stones[move + player * cells], "cell": move}
+        self.con.register("moved", pa.table(moved).filter(pa.array(count == 1)))
+        self.con.execute(
+            f"""
+            UPDATE last SET next = after, move = cell FROM moved
+            WHERE last.node = moved.node AND {states_none}
+            """
+        )
+        self.con.unregister("moved")
 
     def _join(self, ply: int) -> None:
         """Create ``joined`` from the positions of a ply."""
@@ -348,8 +381,9 @@ class _Search:
 
     def publish_rows(self, first_game: int) -> None:
         """Write ``rows`` of each spool: the values known before, overwritten for positions of found games."""
-        query = """
-            SELECT row, game, ply, total, (ply + first_player) % 2 AS player
+        query = f"""
+            SELECT row, game, ply, total, (ply + first_player) % 2 AS player,
+                CASE WHEN move = {NO_MOVE} THEN -1 ELSE move::INTEGER END AS move
             FROM links JOIN games USING (head) ORDER BY row
         """
         rows = _RowReader(self.con, query)

@@ -20,7 +20,8 @@ from hexdata.board import game_hash
 from hexdata.convert.inputs import SourceFile
 from hexdata.convert.spool import Spool, SpoolFacts, write_arrow
 from hexdata.games.convention import Convention
-from hexdata.games.find import GAMES, ROWS, column, identity_hash
+from hexdata.games.find import GAMES, ROWS, binary_matrix, column, identity_hash, played_moves
+from hexdata.schema import NO_MOVE
 
 __all__ = ["KATAHEX", "collection_key", "resolve_collection"]
 
@@ -30,9 +31,10 @@ KATAHEX: Final = "katahex"
 """Format of files in which a game has several positions of one turn, and side positions."""
 
 PART_ROWS: Final = 1_000_000
-"""Approximate number of positions that are loaded together, at about 200 bytes each."""
+"""Approximate number of positions that are loaded together, at about 200 bytes and a board each."""
 
 COLUMNS: Final = ("position_in_game", "total_positions", "winner", "move", "player_to_move", "value")
+_MOVE: Final = COLUMNS.index("move")
 IDS: Final = ("origin", "file_idx", "line_idx")
 
 
@@ -72,7 +74,7 @@ def resolve_collection(
     Args:
         spools: The spools of all files of the shuffle.
         with_id: Number of their positions that have a ``line_idx``. They are processed in parts of about
-            ``PART_ROWS`` positions. Memory also grows by 4 bytes per position of the shuffle.
+            ``PART_ROWS`` positions. Memory also grows by 6 bytes per position of the shuffle.
         board_size: N.
         side_positions: If True, a ply may occur several times, and positions without a ply and a winner
             belong to the game, too. Default False.
@@ -81,30 +83,31 @@ def resolve_collection(
         The number of games.
     """
     origins: dict[str | None, int] = {}
-    numbers = [np.full(sum(b.num_rows for b in s.batches("raw", ["record"])), -1, np.int32) for s in spools]
+    sizes = [sum(batch.num_rows for batch in spool.batches("raw", ["record"])) for spool in spools]
+    numbers = [np.full(size, -1, np.int32) for size in sizes]
+    played = [np.full(size, NO_MOVE, np.uint16) for size in sizes]
     parts = -(-with_id // PART_ROWS)
     count = 0
     with write_arrow(spools[0].folder / "games.arrow", GAMES) as writer:
         for part in range(parts):
             selected = [_read_part(spool, part, parts, origins) for spool in spools]
-            ids, columns = (np.concatenate([piece[i] for piece in selected]) for i in (1, 2))
-            number, games = _games(ids, columns, list(origins), board_size, side_positions)
+            ids, columns, boards = (np.concatenate([piece[i] for piece in selected]) for i in (1, 2, 3))
+            number, move, games = _games(ids, columns, boards, list(origins), board_size, side_positions)
             number[number >= 0] += count
             count += games.num_rows
             writer.write_table(games)
-            ends = np.cumsum([len(rows) for rows, _, _ in selected])
-            for all_numbers, (rows, _, _), piece in zip(
-                numbers, selected, np.split(number, ends[:-1]), strict=True
-            ):
-                all_numbers[rows] = piece
-    for spool, spool_numbers in zip(spools, numbers, strict=True):
-        _write_rows(spool, spool_numbers)
+            ends = np.cumsum([len(piece[0]) for piece in selected])[:-1]
+            pieces = zip(selected, np.split(number, ends), np.split(move, ends), strict=True)
+            for index, ((rows, *_), own_number, own_move) in enumerate(pieces):
+                numbers[index][rows], played[index][rows] = own_number, own_move
+    for spool, spool_numbers, spool_played in zip(spools, numbers, played, strict=True):
+        _write_rows(spool, spool_numbers, spool_played)
     return count
 
 
 def _read_part(
     spool: Spool, part: int, parts: int, origins: dict[str | None, int]
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array, Array]:
     """Return the N positions of a spool whose ``line_idx`` modulo ``parts`` is ``part``.
 
     Args:
@@ -114,12 +117,12 @@ def _read_part(
         origins: Number of each origin; new origins are added.
 
     Returns:
-        Their rows, (N,); their ``IDS``, int64 (N, 3), with the number of the origin; and their ``COLUMNS``,
-        float64 (N, 6). Nulls are -1.
+        Their rows, (N,); their ``IDS``, int64 (N, 3), with the number of the origin; their ``COLUMNS``,
+        float64 (N, 6); and their packed boards, (N, width). Nulls are -1.
     """
     pieces = []
     start = 0
-    for batch in spool.batches("raw", IDS + COLUMNS):
+    for batch in spool.batches("raw", (*IDS, *COLUMNS, "board")):
         line_idx = column(batch, "line_idx", -1)
         rows = np.flatnonzero((line_idx >= 0) & (line_idx % parts == part))
         selected = batch.take(pa.array(rows))
@@ -129,23 +132,41 @@ def _read_part(
         origin = table[encoded.indices.fill_null(len(codes)).to_numpy(zero_copy_only=False)]
         ids = np.stack([origin, column(selected, "file_idx", -1), column(selected, "line_idx", -1)], axis=1)
         columns = np.stack([column(selected, name, -1).astype(np.float64) for name in COLUMNS], axis=1)
-        pieces.append((rows + start, ids, columns))
+        pieces.append((rows + start, ids, columns, binary_matrix(selected.column("board"))))
         start += batch.num_rows
-    rows, ids, columns = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-    return rows, ids, columns
+    rows, ids, columns, boards = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+    return rows, ids, columns, boards
 
 
 def _games(
-    ids: Array, columns: Array, origins: list[str | None], board_size: int, side_positions: bool
-) -> tuple[Array, pa.Table]:
+    ids: Array,
+    columns: Array,
+    boards: npt.NDArray[np.uint8],
+    origins: list[str | None],
+    board_size: int,
+    side_positions: bool,
+) -> tuple[Array, npt.NDArray[np.uint16], pa.Table]:
     """Number the games of positions in ascending id.
 
+    A move is that between the boards of two positions of a game with consecutive plies, where one stone was
+    placed; otherwise it is the stated one. Side positions keep the stated one.
+
     Returns:
-        The game of each position, int32 (N,), -1 if unknown; and the games, with the schema ``GAMES``.
+        The game of each position, int32 (N,), -1 if unknown; the move that was played, uint16 (N,),
+        ``NO_MOVE`` if unknown; and the games, with the schema ``GAMES``.
     """
     number = np.full(len(ids), -1, dtype=np.int32)
     listed: list[dict[str, Any]] = []
     order = np.lexsort((columns[:, 0], *ids.T[::-1]))
+    move = columns[:, _MOVE].copy()
+    if len(ids) and not side_positions:
+        before, after = order[:-1], order[1:]
+        _, cell = played_moves(boards[order], move[order].astype(np.int64), board_size)
+        follows = (ids[before] == ids[after]).all(axis=1) & (columns[after, 0] == columns[before, 0] + 1)
+        found = before[follows & (cell >= 0)]
+        move[found] = cell[follows & (cell >= 0)]
+    columns = columns.copy()
+    columns[:, _MOVE] = move
     bounds = np.flatnonzero(np.diff(ids[order], axis=0, prepend=-2, append=-2).any(axis=1))
     for start, stop in pairwise(bounds):
         rows = order[start:stop]
@@ -156,7 +177,8 @@ def _games(
         if game is not None:
             number[rows] = len(listed)
             listed.append({**game, "positions": len(rows)})
-    return number, pa.Table.from_pylist(listed, schema=GAMES)
+    played = np.where((number >= 0) & (move >= 0), move, NO_MOVE).astype(np.uint16)
+    return number, played, pa.Table.from_pylist(listed, schema=GAMES)
 
 
 def _main_line(columns: Array) -> Array:
@@ -195,17 +217,18 @@ def _game(key: Array, columns: Array, origins: list[str | None], board_size: int
     }
 
 
-def _write_rows(spool: Spool, number: Array) -> None:
-    """Write ``rows`` of a spool: the game of each position, and ply and length from the metadata."""
+def _write_rows(spool: Spool, number: Array, played: npt.NDArray[np.uint16]) -> None:
+    """Write ``rows`` of a spool: game and move of each position, and ply and length from the metadata."""
     with write_arrow(spool.folder / "rows.arrow", ROWS) as writer:
         start = 0
         for batch in spool.batches("raw", ["position_in_game", "total_positions"]):
-            game = number[start : start + batch.num_rows]
+            game, move = (array[start : start + batch.num_rows] for array in (number, played))
             columns = {
                 "game": pa.array(game, mask=game < 0),
                 "ply": batch.column("position_in_game"),
                 "total": batch.column("total_positions"),
                 "player": pa.nulls(len(game), pa.uint8()),
+                "move": pa.array(move, mask=move == NO_MOVE),
             }
             writer.write_table(pa.table(columns, schema=ROWS))
             start += batch.num_rows

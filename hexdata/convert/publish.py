@@ -19,7 +19,7 @@ from hexdata.convert.targets import target_columns
 from hexdata.games.convention import Convention
 from hexdata.games.evidence import findings_schema
 from hexdata.games.find import ROWS, column
-from hexdata.games.findings import end_reasons, flag_lists
+from hexdata.games.findings import end_reasons, flag_lists, with_played_moves
 from hexdata.games.labels import players_of, split_of, winners_of
 from hexdata.schema import games_schema, positions_schema
 from hexdata.storage import AnyPath
@@ -102,7 +102,7 @@ def _with_rows(spool: Spool, assigned: Assignment) -> Iterator[tuple[pa.RecordBa
     rows = regroup(spool.batches("rows"), ROWS, ROW_GROUP_ROWS)
     for tables in zip(raw, rows, strict=True):
         batches = [table.to_batches()[0] for table in tables]
-        yield batches[0], batches[1]
+        yield with_played_moves(*batches), batches[1]
 
 
 _FILLED_COLUMNS: Final = {"player_to_move", "position_in_game", "total_positions"}

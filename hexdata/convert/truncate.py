@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hexdata.board import game_hash
 from hexdata.games.find import GAMES, ROWS, column
-from hexdata.games.findings import Finding, SpoolTables, read_aligned
+from hexdata.games.findings import PLAYED, Finding, SpoolTables, read_aligned, with_played_moves
 from hexdata.store.originals import KEPT_PREFIX
 
 __all__ = ["NO_CUT", "cut_games", "cut_rows", "find_cuts"]
@@ -38,7 +38,8 @@ def find_cuts(spools: Sequence[SpoolTables]) -> Cuts:
     count = sum(batch.num_rows for batch in spools[0].batches("games", ["positions"]))
     cuts = np.full(count, NO_CUT, np.int64)
     for spool in spools:
-        for raw, rows in read_aligned(spool, ["findings"], ["game", "ply", "total"]):
+        for stated, rows in read_aligned(spool, PLAYED, ["game", "ply", "total", "move"]):
+            raw = with_played_moves(stated, rows)
             game, ply = column(rows, "game", -1), column(rows, "ply", -1)
             occupied = column(raw, "findings", 0) & int(Finding.OCCUPIED_MOVE) != 0
             played = occupied & (game >= 0) & (ply >= 0) & (ply + 1 != column(rows, "total", -1))
@@ -58,7 +59,8 @@ def cut_rows(
         cuts: Result of ``find_cuts``, (G,).
         lost: int64 (G,); the number of positions removed from each game is added to it.
     """
-    for raw, rows in read_aligned(spool, None, ROWS.names):
+    for stated, rows in read_aligned(spool, None, ROWS.names):
+        raw = with_played_moves(stated, rows)
         game, ply, total = (column(rows, name, -1) for name in ("game", "ply", "total"))
         cut = np.full(len(game), NO_CUT)
         cut[game >= 0] = cuts[game[game >= 0]]
@@ -68,7 +70,11 @@ def cut_rows(
         kept_rows = pa.array(~removed)
         yield (
             _without_move(raw, ply == cut).filter(kept_rows),
-            _with_column(rows, "total", pa.array(total, mask=total < 0)).filter(kept_rows),
+            _with_column(
+                _with_column(rows, "total", pa.array(total, mask=total < 0)),
+                "move",  # those that differ from the policies are in ``raw`` now
+                pa.nulls(len(game), pa.uint16()),
+            ).filter(kept_rows),
             raw.column("record").filter(pa.array(removed)).to_pylist(),
         )
 

@@ -26,6 +26,7 @@ __all__ = [
     "column",
     "find_games",
     "identity_hash",
+    "played_moves",
     "position_hash",
 ]
 
@@ -46,10 +47,17 @@ EVIDENCE: Final = (
 """Columns of ``raw_schema`` that are used to find games."""
 
 ROWS: Final = pa.schema(
-    [("game", pa.int32()), ("ply", pa.uint16()), ("total", pa.uint16()), ("player", pa.uint8())]
+    [
+        ("game", pa.int32()),
+        ("ply", pa.uint16()),
+        ("total", pa.uint16()),
+        ("player", pa.uint8()),
+        ("move", pa.uint16()),
+    ]
 )
 """Schema with one row per position: its game, counted from 0 within the source, the ply, the number of
-positions of the game, and the player to move according to the boards of the game. Null if unknown."""
+positions of the game, and, according to the boards of the game, the player to move and the move that was
+played. Null if unknown."""
 
 GAMES: Final = pa.schema(
     [
@@ -185,10 +193,10 @@ def find_games(
 
 
 def _by_boards(window: SourceWindow, last: bool) -> Segments:
-    """Split at empty boards, and where the move does not lead to the next board."""
+    """Split at empty boards, and where no move leads to the next board."""
     empty: npt.NDArray[np.bool_] = np.logical_not(window.boards.any(axis=1))
-    follows = _movers(window.boards, window.move, window.board_size) >= 0
-    starts = np.flatnonzero(empty | ~np.concatenate(([False], follows)))
+    movers, _ = played_moves(window.boards, window.move, window.board_size)
+    starts = np.flatnonzero(empty | ~np.concatenate(([False], movers >= 0)))
     bounds = np.append(starts, len(window)) if last else starts
     return bounds, empty[bounds[:-1]]
 
@@ -234,26 +242,47 @@ _SEGMENTERS: Final[dict[str, Callable[[SourceWindow, bool], Segments]]] = {
 }
 
 
-def _movers(boards: npt.NDArray[np.uint8], move: Array, board_size: int) -> npt.NDArray[np.int8]:
-    """Return the player whose move leads from each board to the next: int8 (N - 1,), -1 for no player.
+_FIRST_BIT: Final = np.unpackbits(np.arange(256, dtype=np.uint8)[:, np.newaxis], axis=1).argmax(axis=1)
+"""Index of the first bit that is set in a byte, counted from the highest one."""
 
-    A stone on an occupied cell replaces the other stone, as in the legacy tool.
+
+def played_moves(
+    boards: npt.NDArray[np.uint8], stated: Array, board_size: int
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.int64]]:
+    """Return the player and the cell of the move that leads from each board to the next.
+
+    The boards decide, because a policy of a search need not be that of the move that was played. A stone on
+    an occupied cell replaces the other stone, as in the legacy tool. If it has the same colour, the boards
+    are equal; then the move is the stated one.
+
+    Args:
+        boards: Packed boards (N, width).
+        stated: Move that the source states for each board (N,), -1 if none.
+        board_size: N.
+
+    Returns:
+        int8 (N - 1,) and int64 (N - 1,); both are -1 where no single move leads to the next board.
     """
     cells = board_size * board_size
-    result = np.full(max(len(boards) - 1, 0), -1, dtype=np.int8)
-    change = np.zeros((len(result), -(-boards.shape[1] // 8) * 8), dtype=np.uint8)  # whole 64-bit words
+    player = np.full(max(len(boards) - 1, 0), -1, dtype=np.int8)
+    cell = np.full(len(player), -1, dtype=np.int64)
+    change = np.zeros((len(player), -(-boards.shape[1] // 8) * 8), dtype=np.uint8)  # whole 64-bit words
     np.bitwise_xor(boards[:-1], boards[1:], out=change[:, : boards.shape[1]])
     changed = np.bitwise_count(change.view(np.uint64)).sum(axis=1, dtype=np.int64)
-    rows = np.flatnonzero((move[: len(result)] >= 0) & (changed <= 2))
+    rows = np.flatnonzero((changed <= 2) & ((changed > 0) | (stated[: len(player)] >= 0)))
+    byte = (change[rows] != 0).argmax(axis=1)
+    first = (8 * byte + _FIRST_BIT[change[rows, byte]]) % cells
+    move = np.where(changed[rows] > 0, first, stated[rows])
     after = []
-    for player in (0, 1):
-        bit = move[rows] + player * cells
+    for colour in (0, 1):
+        bit = move + colour * cells
         byte, shift = bit >> 3, (7 - (bit & 7)).astype(np.uint8)
         after.append((boards[rows + 1, byte] >> shift & 1).astype(bool))
         changed[rows] -= change[rows, byte] >> shift & 1
     is_move = (changed[rows] == 0) & (after[0] != after[1])
-    result[rows[is_move]] = after[1][is_move]
-    return result
+    player[rows[is_move]] = after[1][is_move]
+    cell[rows[is_move]] = move[is_move]
+    return player, cell
 
 
 def _describe(
@@ -270,10 +299,12 @@ def _describe(
     order = np.arange(rows)
     if grouping != "boards":
         order = np.argsort((segment << 17) + ply, kind="stable")  # -1 <= ply < 2^16
-    boards, move = window.boards[order], window.move[order]
-    movers = _movers(boards, move, window.board_size)
+    boards = window.boards[order]
     is_last = index_in_segment == (lengths - 1)[segment]
-    movers = np.append(movers, np.int8(-1))  # those of last positions have no meaning
+    movers, move = (
+        np.append(array, -1) for array in played_moves(boards, window.move[order], window.board_size)
+    )
+    movers[is_last], move[is_last] = -1, -1
     first, last = order[starts], order[bounds[1:] - 1]
     began = np.where((lengths > 1) & (movers[starts] >= 0), (movers[starts] + ply[first]) & 1, -1)
     expected = (np.maximum(began, 0)[segment] + index_in_segment) & 1
@@ -285,6 +316,8 @@ def _describe(
     number = np.where(found, np.cumsum(found) - 1 + first_game, -1)[segment]
     first_player = np.where(found, began, -1)
     player = first_player[segment]
+    played = np.empty(rows, np.int64)
+    played[order] = np.where(number >= 0, move, -1)
     ply_known = ply >= 0 if grouping != "boards" else number >= 0
     positions = pa.table(
         {
@@ -292,6 +325,7 @@ def _describe(
             "ply": pa.array(ply, mask=~ply_known),
             "total": pa.array(total, mask=~ply_known | (total < 0)),
             "player": pa.array((player + ply) & 1, mask=~ply_known | (player < 0)),
+            "move": _nullable(played),
         }
     ).cast(ROWS)
     moves = move[(found & complete)[segment] & ~is_last].astype(np.uint16)

@@ -20,8 +20,10 @@ from hexdata.board import BLUE, RED, unpack_boards, winner_of
 from hexdata.games.convention import Convention, Votes
 from hexdata.games.find import binary_matrix, column
 from hexdata.policy import SparsePolicies
+from hexdata.schema import board_size_of
 
 __all__ = [
+    "PLAYED",
     "Finding",
     "Flag",
     "SpoolTables",
@@ -39,6 +41,7 @@ __all__ = [
     "game_findings",
     "moves_on_stones",
     "read_aligned",
+    "with_played_moves",
 ]
 
 Array = npt.NDArray[Any]
@@ -327,7 +330,8 @@ _STONES: Final = (Finding.RED_AHEAD | Finding.BLUE_AHEAD | Finding.FAR_AHEAD | F
     Finding.BLUE_MOVES_EVEN | Finding.RED_MOVES_EVEN
 )
 """Findings from numbers of stones."""
-_RAW: Final = ("findings", "move", "policy", "value", "value_sample_tier")
+PLAYED: Final = ("board", "move", "policy", "findings")
+"""Columns of ``raw`` that :func:`with_played_moves` needs."""
 
 
 def game_findings(
@@ -354,8 +358,9 @@ def game_findings(
     bits = np.zeros(table.num_rows, np.uint32)
     tiers = np.zeros(5 * table.num_rows, np.uint16)
     for spool in spools:
-        for raw, rows in read_aligned(spool, _RAW, ("game", "ply", "total")):
-            _gather(bits, tiers, value, raw, rows)
+        columns = (*PLAYED, "value", "value_sample_tier")
+        for raw, rows in read_aligned(spool, columns, ("game", "ply", "total", "move")):
+            _gather(bits, tiers, value, with_played_moves(raw, rows), rows)
     total, positions = column(table, "total_positions", -1), column(table, "positions", 0)
     _mark(bits, (total >= 0) & (positions != total), Finding.MISSING)
     _mark(bits, column(table, "first_player", BLUE) == RED, Finding.RED_BEGAN)
@@ -410,6 +415,45 @@ def _has_wrong_tiers(counts: Array, positions: Array) -> npt.NDArray[np.bool_]:
     expected[:, len(TIER_SIZES)] = left
     wrong: npt.NDArray[np.bool_] = counts.any(axis=1) & (counts != expected).any(axis=1)
     return wrong
+
+
+def with_played_moves(raw: pa.RecordBatch, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return positions with the moves that were played, where their policies do not state them.
+
+    The policies remain what they are: a one-hot policy on another cell than the move, which a reader gives
+    as the move, becomes a policy of one cell. A position without a policy gets no move, since its move would
+    be a policy to train on.
+
+    Args:
+        raw: Positions with at least the columns ``PLAYED``.
+        rows: The same positions with the column ``move`` of ``find.ROWS``.
+    """
+    stated, played = column(raw, "move", -1).copy(), column(rows, "move", -1)
+    policy = raw.column("policy")
+    has_policy = policy.is_valid().to_numpy(zero_copy_only=False)
+    new = np.flatnonzero((played >= 0) & (played != stated) & ((stated >= 0) | has_policy))
+    if not len(new):
+        return raw
+    boards, found = binary_matrix(raw.column("board")), raw.column("findings").to_numpy().copy()
+    size = board_size_of(boards.shape[1])
+    one_hot = new[stated[new] >= 0]
+    occupied = one_hot[_has(found[one_hot], Finding.OCCUPIED_MOVE)]
+    found[occupied] = drop_chains_before_end(found[occupied]) & ~np.uint16(Finding.OCCUPIED_MOVE)
+    _mark(found, occupied, Finding.OCCUPIED_POLICY)
+    _mark(found, new[moves_on_stones(boards[new], played[new], size)], Finding.OCCUPIED_MOVE)
+    if len(one_hot):
+        single = np.arange(len(one_hot) + 1)
+        ones = SparsePolicies(single, stated[one_hot].astype(np.uint16), np.ones(len(one_hot), np.float32))
+        taken = np.arange(len(stated))
+        taken[one_hot] = len(stated) + single[:-1]
+        of_moves = ones.to_arrow(np.ones(len(one_hot), bool)).cast(policy.type)
+        policy = pa.concat_arrays([policy, of_moves]).take(pa.array(taken))
+    stated[new] = played[new]
+    changed = {"move": pa.array(stated, mask=stated < 0), "policy": policy, "findings": pa.array(found)}
+    for name, values in changed.items():
+        index = raw.schema.get_field_index(name)
+        raw = raw.set_column(index, raw.schema.field(index), values.cast(raw.schema.field(index).type))
+    return raw
 
 
 def read_aligned(

@@ -28,6 +28,7 @@ from hexdata.games.findings import (
     flag_lists,
     flags_of,
     game_findings,
+    with_played_moves,
 )
 from hexdata.games.labels import players_of
 from hexdata.live.chunk import Chunk
@@ -219,7 +220,8 @@ class _Positions:
         order = np.lexsort((ply, game))
         order = order[game[order] >= 0]
         taken = pa.array(order)
-        raw, rows = raw.take(taken), rows.take(taken)
+        rows = rows.take(taken)
+        raw = with_played_moves(raw.take(taken), rows)
         player = players_of(raw, rows, board_size).to_numpy(zero_copy_only=False)
         value = convert_values(column(raw, "value", np.nan), convention).astype(np.float32)
         return cls(board_size, raw, game[order], ply[order], column(rows, "total", -1), player, value)

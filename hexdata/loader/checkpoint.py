@@ -26,7 +26,7 @@ __all__ = [
     "make_state",
 ]
 
-_STATE_VERSION: Final = 3
+_STATE_VERSION: Final = 4
 _OPTIONAL_KEYS: Final = ("shards", "weights", "where_changed", "first_where")
 """Keys of a state that are absent if their value is None."""
 _MASK_64: Final = (1 << 64) - 1

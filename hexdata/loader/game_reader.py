@@ -509,7 +509,7 @@ class _TableReader:
         return self._number.take(game_id, mode="wrap")
 
     def _other_rows(self, number: Array, ply: Array, rows: pa.Table) -> Int64Array:
-        """Return the rows of games whose move, policy or board does not follow from the moves of the game.
+        """Return the rows of games whose move or board does not follow from the moves of the game.
 
         The move of the last position of a game, if it has one, is added to the fill row.
         """
@@ -523,15 +523,9 @@ class _TableReader:
         others = others[number[others] >= 0]
         games = number[others]
         is_last = ply[others] + 1 == table.starts[games + 1] - table.starts[games]
-        has_move = move[others] != NO_MOVE
         further = is_last & (move[others] < self._cells) & (filled[others] == never_filled(filled.dtype))
         table.fill.reshape(-1)[cells[others[further]]] = expected[others[further]]
-        has_policy = np.zeros(len(number), np.bool_)
-        policy = rows.column("policy")
-        if policy.null_count < len(policy):
-            has_policy = policy.is_valid().to_numpy()
-        found = [others[~(further | ((is_last | has_policy[others]) & ~has_move))]]
-        found.append(np.flatnonzero(has_policy & (move != NO_MOVE) & (number >= 0)))
+        found = [others[~(further | (is_last & (move[others] == NO_MOVE)))]]
         if "board" in rows.column_names:
             found.append(self._rows_with_other_boards(number, ply, rows))
         return np.concatenate(found)

@@ -20,7 +20,6 @@ from hexdata.fill import (
     boards_to_fill,
     fill_to_move,
     never_filled,
-    remove_next_move,
 )
 from hexdata.loader.row_policies import RowPolicies
 from hexdata.loader.shared_arrays import SharedArrays
@@ -40,7 +39,7 @@ _MAX_STEPS: Final = 4
 """Maximum number of games that begin within a group of rows, if the groups are not single rows."""
 PACKED_PREFIX: Final = "packed."
 """Prefix of the arrays of packed positions."""
-_NEED_FILL: Final = frozenset(("fill", "ply", "move"))
+_NEED_FILL: Final = frozenset(("fill", "move"))
 _POLICY: Final = ("policy", "policy_row")
 
 
@@ -92,7 +91,7 @@ class GameTable:
               optional columns of the store. Absent if no member needs them.
             - ``policy_group``, ``policy_offset``, ``policy_cell``, ``policy_probability``: the policies of
               all R + P rows, which ``row_policies`` describes. Absent if no position has one. The last two
-              are absent if no member needs them. A position of a game that has a policy has no move.
+              are absent if no member needs them.
             - ``packed.NAME`` (P, …): the fields of the other positions, as in a block, without policies.
         read_again: Returns an equal table. Called by a copy that cannot open the temporary file.
         columns: Reads columns from the store that the table does not contain in full precision, for ``scan``
@@ -174,9 +173,9 @@ class GameTable:
         Args:
             rows: Row numbers (B,), in any order; a number may repeat.
             members: Names of the members: fields of a shard except ``board``; or ``fill``, which adds the
-                fill rows (B, n·n) as ``fill`` and their plies (B,) as ``ply``. With ``ply``, the fill rows of
-                positions that have a policy have no next move. ``policy`` adds ``SPARSE_FIELDS``, and
-                ``policy_row`` adds only the first of them; both add nothing if no position has a policy.
+                fill rows (B, n·n) as ``fill`` and their plies (B,) as ``ply``. ``policy`` adds
+                ``SPARSE_FIELDS``, and ``policy_row`` adds only the first of them; both add nothing if no
+                position has a policy.
 
         Raises:
             IndexError: A row is outside the split.
@@ -234,7 +233,6 @@ class GameTable:
             with_policy = self._rows_with_policy(row, int(self._starts[stop]))
             if "move" in members:
                 block["move"] = self._moves_of_games(first, stop)
-                block["move"][with_policy] = NO_MOVE
             block |= {name: column[row : self._starts[stop]] for name, column in stored.items()}
             yield {**block, "policy_row": with_policy}
             first = stop
@@ -291,14 +289,8 @@ class GameTable:
         if not _NEED_FILL.isdisjoint(members):
             fill = self._fill.take(games, axis=0)
             ply = (plies + self._first_player.take(games)).astype(fill.dtype)
-            hidden = np.empty(0, np.int64)  # a position with a policy has no move
-            if self._policies is not None and not {"ply", "move"}.isdisjoint(members):
-                hidden = np.flatnonzero(self._policies.has_policy(rows))
             if "move" in members:
                 block["move"] = fill_to_move(fill, ply)
-                block["move"][hidden] = NO_MOVE
-            if "ply" in members and len(hidden):
-                fill[hidden] = remove_next_move(fill[hidden], ply[hidden])
             if "fill" in members:
                 block |= {"fill": fill, "ply": ply}
         return block

@@ -34,7 +34,7 @@ Array = npt.NDArray[Any]
 
 _FILLS: Final = frozenset(("board", "ply", "policy", "policy_mask", "move"))
 """Fields that need the fill rows."""
-_POLICIES: Final = frozenset(("ply", "policy", "policy_mask", "move"))
+_POLICIES: Final = frozenset(("policy", "policy_mask"))
 """Fields that depend on which positions have a policy that is not one-hot."""
 _COPY_BYTES: Final = 16 << 20
 """Approximate size of the pieces in which arrays are copied to the device."""
@@ -387,9 +387,6 @@ class DevicePositions:
 
     def _delivered_fill(self) -> Tensor:
         fill = self._fill_image
-        if self._hidden is not None:
-            is_next = fill == self._fill_ply[:, None]
-            fill = fill.masked_fill(is_next & self._hidden[:, None], self._table.never)
         narrow = fill.dtype == torch.uint8
         if narrow and self._swapped is None:
             return fill
@@ -414,8 +411,6 @@ class DevicePositions:
         is_next = self._fill == self._fill_ply[:, None]
         cells = is_next.to(torch.uint8).argmax(dim=1).to(torch.int32)
         cells.masked_fill_(~is_next.any(dim=1), NO_MOVE)
-        if self._hidden is not None:
-            cells.masked_fill_(self._hidden, NO_MOVE)
         moves = self._or_packed("move", lambda: cells)
         if self._symmetry is None:
             return moves
@@ -439,11 +434,6 @@ class DevicePositions:
             return None
         starts = self._policy_starts(self._rows)
         return starts, self._policy_starts(self._rows + 1) - starts
-
-    @cached_property
-    def _hidden(self) -> Tensor | None:
-        """True for positions of games that have a policy and therefore no move, bool (B,), or None."""
-        return None if self._entries is None else (self._entries[1] > 0) & ~self._is_packed
 
     @property
     def policy(self) -> Tensor:

@@ -162,7 +162,8 @@ def test_values_between_0_and_1_are_kept_exactly(make, convert):
 
 
 def test_dense_policies_are_kept_unchanged(make, convert):
-    (game,) = make.dicts(make.games(1))
+    (played,) = make.games(1)
+    game = make.game(played)
     soft = np.full(make.n**2, 0.04, dtype=np.float32)
     game[2]["policy"] = soft
     game[3]["policy"] = np.zeros(make.n**2, dtype=np.float32)
@@ -172,7 +173,7 @@ def test_dense_policies_are_kept_unchanged(make, convert):
     ]
     assert positions["policy"][3].as_py() == []
     assert positions["policy"].null_count == len(game) - 2
-    assert [positions["move"][ply].as_py() for ply in (2, 3)] == [None, None]
+    assert positions["move"].to_pylist() == [*map(int, played.moves), None]
 
 
 # Unusual and invalid games.

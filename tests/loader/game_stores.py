@@ -155,7 +155,7 @@ def add_search(rows: Iterable[Row], n: int, seed: int = 0) -> None:
             policy[cells] = rng.random(len(cells), np.float32)
             if rng.random() < 0.1:
                 policy[:2] = -0.0
-            row.update(policy=policy.tolist(), move=None)
+            row["policy"] = policy.tolist()
         numbers = {
             "root_value": float(rng.choice([0.0, 0.25, 1.0, rng.random(dtype=np.float32)])),
             "visits": int(rng.choice([0, 1, 800, 2**31 - 1])),

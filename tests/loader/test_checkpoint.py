@@ -38,7 +38,7 @@ def test_a_state_is_pinned(shards: ShardFolder) -> None:
     rows, digest = state.pop("rows"), state.pop("epoch_digest")
     assert (len(rows), len(digest)) == (64, 16)
     assert state == {
-        "version": 3,
+        "version": 4,
         "order_version": ORDER_VERSION,
         "digest": loader.manifest.digest,
         "split": "train",

@@ -174,7 +174,7 @@ def other_player(rows: list[Row], game: Row) -> None:
 
 def dense_everywhere(rows: list[Row], game: Row) -> None:
     for ply, row in enumerate(rows):
-        row.update(policy=dense_policy(ply), move=None)
+        row["policy"] = dense_policy(ply)
 
 
 def dense_policy(seed: int) -> list[float]:
@@ -204,14 +204,15 @@ UNUSUAL: dict[str, tuple[Change, bool]] = {
     "value of the first position": (change(0, value=0.25), True),
     "values": (values_vary, True),
     "negative zero": (change(3, value=-0.0), True),
-    "one dense policy": (change(4, policy=dense_policy(2), move=None), True),
-    "dense policy and move": (change(4, policy=dense_policy(2)), False),
+    "one dense policy": (change(4, policy=dense_policy(2)), True),
+    "dense policy without a move": (change(4, policy=dense_policy(2), move=None), False),
     "dense policies": (dense_everywhere, True),
     "dense policy and move on an occupied cell": (
         lambda rows, game: rows[4].update(policy=dense_policy(2), move=game["moves"][1]),
         False,
     ),
-    "dense policy of zeros": (change(4, policy=[0.0] * CELLS, move=None), True),
+    "one-hot policy on another cell": (change(4, policy=[0.0] * (CELLS - 1) + [1.0]), True),
+    "dense policy of zeros": (change(4, policy=[0.0] * CELLS), True),
     "other ply": (change(4, position_in_game=9), False),
     "no ply": (change(4, position_in_game=None), False),
     "no total": (change(4, total_positions=None), False),
@@ -356,7 +357,7 @@ def test_results_of_a_search_are_those_of_exact_mode(tmp_path: Path) -> None:
     """Also of packed positions, of a part without optional columns, and with row groups within games."""
     games, parts = searched_games(12)
     del parts[3][0]
-    parts[8][0].update(policy=dense_policy(1), move=7)  # a policy and a move
+    parts[8][0].update(policy=dense_policy(1), move=None)  # a policy, and an unknown move
     parts[7].reverse()
     for row in parts[6]:
         row["game_id"] = None

@@ -30,6 +30,7 @@ CHANGES: list[Callable[[list[Row], Row, Row], None]] = [
     lambda rows, row, game: row.update(move=None),
     lambda rows, row, game: row.update(move=7),
     lambda rows, row, game: row.update(move=None, policy=[1 / 25] * 25),
+    lambda rows, row, game: row.update(policy=[1 / 25] * 25),
     lambda rows, row, game: row.update(board=bytes(len(row["board"]))),
     lambda rows, row, game: row.update(value=0.25, value_sample_tier=None),
     lambda rows, row, game: rows[-1].update(move=3),
