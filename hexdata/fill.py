@@ -34,7 +34,6 @@ __all__ = [
     "fill_to_stones",
     "games_to_fill",
     "never_filled",
-    "remove_next_move",
     "transform_fill",
 ]
 
@@ -165,18 +164,6 @@ def fill_to_move(fill: FillArray, ply: FillArray) -> npt.NDArray[np.uint16]:
         rows, cells = np.divmod(np.flatnonzero(is_next), fill.shape[1])
         move[first + rows] = cells
     return move
-
-
-def remove_next_move(fill: FillArray, ply: FillArray) -> FillArray:
-    """Return fill rows (N, cells) whose cell of the next move, if there is one, is never filled.
-
-    Args:
-        fill: Fill rows (N, cells).
-        ply: Ply of each position (N,), of the same dtype.
-    """
-    is_next = np.equal(fill, ply[:, np.newaxis])
-    removed: FillArray = fill | is_next.astype(fill.dtype) * fill.dtype.type(never_filled(fill.dtype))
-    return removed
 
 
 def fill_to_policy(fill: FillArray, ply: FillArray) -> npt.NDArray[np.float32]:
