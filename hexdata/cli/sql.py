@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
 from hexdata.cli.app import AnyPath, Memory, Store, Threads, parse_path
 from hexdata.errors import ConfigError
-from hexdata.text import count_of, shell_word
+from hexdata.text import shell_word
 from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hexdata.cli.render import Output
     from hexdata.sql import QueryResult
 
@@ -38,7 +38,7 @@ def sql(
         typer.Argument(
             metavar="QUERY",
             help="A SELECT statement, a named query as @NAME, @ to list the named queries, or - to read the "
-            "query from standard input. Without it, a terminal shows a prompt.",
+            "query from standard input. Without it, a terminal shows the DuckDB shell, if it is installed.",
             show_default=False,
         ),
     ] = None,
@@ -93,25 +93,19 @@ def sql(
     if query is not None and any(letter.isspace() for letter in str(store)) and _is_store(query):
         raise ConfigError("the store comes first", found=str(store), expected="hexdata sql STORE QUERY")
     output, limit = Output(as_json), parse_bytes(memory)
-    prompts = query is None and file is None and not formats and is_terminal(sys.stdin, sys.stdout)
-    text = "" if prompts else _read_query(query, file)
+    if query is None and file is None and not formats and is_terminal(sys.stdin, sys.stdout):
+        _open_shell(store)
+    text = _read_query(query, file)
     if text == _LIST:
         _list(output)
         return
-
-    def answer(text: str) -> None:
-        if text == _LIST:
-            _list(output)
-            return
-        with run_query(store, text, memory=limit, threads=threads) as result:
-            _write(output, result, as_csv, parquet)
-
     try:
-        with translate_errors(store, parquet), memory_limit(limit, threads):
-            if prompts:
-                _prompt(output, store, answer)
-            else:
-                answer(text)
+        with (
+            translate_errors(store, parquet),
+            memory_limit(limit, threads),
+            run_query(store, text, memory=limit, threads=threads) as result,
+        ):
+            _write(output, result, as_csv, parquet)
     except KeyboardInterrupt:
         output.error("interrupted")
         raise typer.Exit(130) from None
@@ -140,7 +134,6 @@ def _read_query(query: str | None, file: str | None) -> str:
             raise ConfigError(
                 "there is no query",
                 expected="a query, --file FILE, or a query from standard input",
-                hint="For a prompt, use no option for the output, and print to the terminal.",
             )
         data, name = sys.stdin.buffer.read(), "standard input"
     else:
@@ -156,22 +149,25 @@ def _read_query(query: str | None, file: str | None) -> str:
         raise ConfigError("the query is not valid UTF-8", path=name, found=str(error)) from error
 
 
-def _prompt(output: Output, store: AnyPath, answer: Callable[[str], None]) -> None:
-    from hexdata.cli.prompt import run_prompt
-    from hexdata.info import store_info
-    from hexdata.sql import run_query
-    from hexdata.sql.views import MACROS, VIEWS
+def _open_shell(store: AnyPath) -> NoReturn:
+    """Replace this process by the DuckDB shell with the views of a store.
 
-    def names() -> list[str]:
-        with run_query(store, "SELECT DISTINCT column_name FROM duckdb_columns()") as result:
-            columns = [str(name) for batch in result.batches for name in batch.column(0).to_pylist()]
-        return [*VIEWS, *MACROS, *columns]
+    Raises:
+        ConfigError: The shell is not installed, or the store is in an object store.
+    """
+    from hexdata.sql import DATABASE_NAME
+    from hexdata.storage import local_path
+    from hexdata.store import Store as OpenStore
 
-    counts = store_info(store).counts
-    output.line(f"{store}: {count_of(counts['games'], 'game')}, {count_of(counts['positions'], 'position')}")
-    output.line(f"Views: {', '.join(VIEWS)}")
-    output.line("End a query with ; and leave with Ctrl-D; .help shows more.")
-    run_prompt(output, answer, names)
+    shell = shutil.which("duckdb")
+    if shell is None:
+        raise ConfigError(
+            "there is no query, and the DuckDB shell is not installed",
+            expected="a query, --file FILE, or the program duckdb",
+            hint="Run `pip install duckdb-cli`.",
+        )
+    database = local_path(OpenStore.open(store).path / DATABASE_NAME, "the database of the DuckDB shell")
+    os.execv(shell, [shell, "-readonly", str(database)])  # noqa: S606 - the shell of the user
 
 
 def _write(output: Output, result: QueryResult, as_csv: bool, parquet: AnyPath | None) -> None:

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.cli import main
-from hexdata.sql import named_queries
+from hexdata.sql import DATABASE_NAME, named_queries
 from tests.cli.terminal import run_on_terminal
+from tests.conftest import CopyStore
 
 Ask = Callable[..., tuple[int, str, str]]
 HEXDATA = (sys.executable, "-m", "hexdata", "sql")
@@ -188,7 +189,7 @@ def test_the_limit_of_memory_ends_with_the_command(ask: Ask, trmph_store: Path) 
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
 
 
-# The query from a file, from standard input, and from a prompt.
+# The query from a file, from standard input, and from the DuckDB shell.
 
 
 def test_the_query_of_a_file(trmph_store: Path, ask: Ask, tmp_path: Path) -> None:
@@ -234,82 +235,33 @@ def test_the_query_from_standard_input(
     assert ask(trmph_store, *arguments) == (0, "n\n80\n", "")
 
 
-def answers(lines: list[object]) -> tuple[list[str], str]:
-    """Give these lines, or raise these exceptions, at a prompt; the queries it runs, and what it prints."""
-    from hexdata.cli import prompt
-    from hexdata.cli.render import Output
-    from hexdata.errors import ConfigError
-
-    remaining, asked, prompts = iter(lines), [], []
-
-    def read(shown: str) -> str:
-        prompts.append(shown)
-        line = next(remaining, EOFError())
-        if isinstance(line, BaseException):
-            raise line
-        return str(line)
-
-    def answer(text: str) -> None:
-        asked.append(text)
-        if "wrong" in text:
-            raise ConfigError("the query failed")
-        if "slow" in text:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("builtins.input", read)
-        patch.setattr(prompt, "line_editor", lambda: None)
-        prompt.run_prompt(Output(as_json=False), answer, list)
-    return asked, "".join(prompts)
-
-
-def test_the_prompt_reads_lines_until_a_semicolon(capfd: pytest.CaptureFixture[str]) -> None:
-    asked, prompts = answers(
-        ["SELECT ';'", "-- a comment;", "FROM games;", "", "@tiers", "@;", "FROM games; "]
-    )
-    assert asked == ["SELECT ';'\n-- a comment;\nFROM games;", "@tiers", "@", "FROM games;"]
-    assert prompts.startswith("sql> ...> ...> sql> sql> sql> ")
-
-
-def test_errors_and_interrupts_keep_the_prompt(capfd: pytest.CaptureFixture[str]) -> None:
-    asked, _ = answers(
-        ["wrong;", "slow;", "SELECT", KeyboardInterrupt(), "FROM games;", "exit", "FROM never;"]
-    )
-    assert asked == ["wrong;", "slow;", "FROM games;"]
-    assert capfd.readouterr().err == "hexdata: the query failed\nhexdata: interrupted\n"
-    assert answers([".help", ".quit"])[0] == []
-    assert "@NAME" in capfd.readouterr().out
-
-
-def test_a_terminal_without_a_query_shows_the_prompt(trmph_store: Path, tmp_path: Path) -> None:
-    """The history is kept between two sessions, with each query on one line."""
-    pytest.importorskip("readline")
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_terminal_without_a_query_opens_the_duckdb_shell(
+    trmph_store: Path, copy_store: CopyStore, tmp_path: Path, installed: bool
+) -> None:
+    """The shell is a program of the search path; the one of this test prints its arguments."""
     pty = pytest.importorskip("pty")
-    history = tmp_path / "folder" / "history"
-    environment = os.environ | {"HEXDATA_SQL_HISTORY": str(history), "TERM": "dumb"}
-    for lines in (b"SELECT count(*) AS n\nFROM games;\n", b"FROM nothing;\nFROM shuffled;\n"):
-        master, slave = pty.openpty()
-        child = subprocess.Popen(
-            [*HEXDATA, str(trmph_store)], stdin=slave, stdout=slave, stderr=slave, env=environment
-        )
-        os.close(slave)
-        os.write(master, lines + b".exit\n")
-        written = b""
-        with contextlib.suppress(OSError):
-            while part := os.read(master, 1 << 16):
-                written += part
-        os.close(master)
-        assert child.wait() == 0, written
-        written = written.replace(b"\r\n  ", b" ")  # errors are wrapped
-        if b"count" in lines:
-            assert b"80" in written
-            assert b"80 games" in written
-        else:
-            assert b"nothing does not exist" in written
-            assert b"shuffled is empty" in written
-    assert history.read_text().splitlines()[-3:] == [
-        "SELECT count(*) AS n FROM games;", "FROM nothing;", "FROM shuffled;",
-    ]  # fmt: skip
+    store = copy_store(trmph_store)
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    if installed:
+        (folder / "duckdb").write_text('#!/bin/sh\necho "shell $@"\n')
+        (folder / "duckdb").chmod(0o755)
+    environment = os.environ | {"PATH": f"{folder}{os.pathsep}/bin", "TERM": "dumb", "COLUMNS": "400"}
+    master, slave = pty.openpty()
+    child = subprocess.Popen([*HEXDATA, str(store)], stdin=slave, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    written = b""
+    with contextlib.suppress(OSError):
+        while part := os.read(master, 1 << 16):
+            written += part
+    os.close(master)
+    text = " ".join(written.decode().split())
+    if installed:
+        assert (child.wait(), text) == (0, f"shell -readonly {store / DATABASE_NAME}")
+    else:
+        assert child.wait() == 2
+        assert "pip install duckdb-cli" in text
 
 
 def test_an_output_option_needs_a_query(trmph_store: Path) -> None:
@@ -322,12 +274,3 @@ def test_an_output_option_needs_a_query(trmph_store: Path) -> None:
     os.close(master)
     assert ran.returncode == 2
     assert b"there is no query" in ran.stderr
-
-
-def test_names_are_completed() -> None:
-    from hexdata.cli.prompt import _Completer
-
-    complete = _Completer(lambda: ["games", "game_id", "board"])
-    assert [complete("ga", state) for state in range(3)] == ["game_id", "games", None]
-    assert complete("sel", 0) == "SELECT"
-    assert complete("", 0) is None
