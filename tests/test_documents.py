@@ -194,26 +194,46 @@ def run_console(block: Block, scratch: Path, shelf: Path) -> None:
         raise block.error("no line of the block starts with $: it is text")
 
 
-def lacks_library(text: str) -> bool:
+def lacks_library(block: ast.Module) -> bool:
     """Return whether a block imports a name of ``OPTIONAL``, and its library is not installed."""
-    nodes = list(ast.walk(ast.parse(text)))
+    nodes = list(ast.walk(block))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     parts = {*names, *(part for name in names for part in name.split("."))}
     return any(find_spec(OPTIONAL[part]) is None for part in OPTIONAL.keys() & parts)
 
 
-def run_python(block: Block, namespace: dict[str, Any]) -> None:
-    """Run a block in this process; a traceback contains the line of the document."""
+def names_in(block: ast.Module) -> tuple[set[str], set[str]]:
+    """Return the names that a block defines, and those that it uses and does not define."""
+    defined, used = set(), set()
+    for node in ast.walk(block):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+        elif isinstance(node, ast.alias):
+            defined.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            defined.add(node.name)
+    return defined, used - defined
+
+
+def run_python(block: Block, namespace: dict[str, Any], skipped: set[str]) -> None:
+    """Run a block in this process; a traceback contains the line of the document.
+
+    Without a library that it imports, a block is skipped, and so are those that use a name of a skipped one.
+    The names that skipped blocks define are added to ``skipped``.
+    """
     try:
-        if lacks_library(block.text):
+        parsed = ast.parse(block.text)
+        defined, used = names_in(parsed)
+        if lacks_library(parsed) or used & skipped - namespace.keys():
+            skipped |= defined
             return
         exec(compile("\n" * (block.line - 1) + block.text, block.where, "exec"), namespace)
     except Exception as error:
         raise block.error(f"{type(error).__name__}: {error}") from error
 
 
-def run_block(block: Block, scratch: Path, shelf: Path, namespace: dict[str, Any]) -> None:
+def run_block(block: Block, scratch: Path, shelf: Path, namespace: dict[str, Any], skipped: set[str]) -> None:
     if "file" in block.marks:
         (scratch / block.marks["file"]).write_text(block.text, encoding="utf-8")
     if "not run" in block.marks:
@@ -221,7 +241,7 @@ def run_block(block: Block, scratch: Path, shelf: Path, namespace: dict[str, Any
     if block.language == "console":
         run_console(block, scratch, shelf)
     elif block.language == "python":
-        run_python(block, namespace)
+        run_python(block, namespace, skipped)
     elif block.language == "toml":
         try:
             tomllib.loads(block.text)
@@ -238,8 +258,9 @@ def run_block(block: Block, scratch: Path, shelf: Path, namespace: dict[str, Any
 
 def run_document(document: Path, scratch: Path, shelf: Path) -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
+    skipped: set[str] = set()
     for block in blocks_of(document):
-        run_block(block, scratch, shelf, namespace)
+        run_block(block, scratch, shelf, namespace, skipped)
 
 
 @pytest.fixture(scope="session")
@@ -380,6 +401,20 @@ def test_blocks_are_skipped_without_the_library_that_they_import(
     monkeypatch.setitem(globals(), "find_spec", lambda name: None)
     document = write(tmp_path, f"```python\nimport {library}\n\nraise SystemExit\n```")
     run_document(document, scratch, shelf)
+
+
+def test_blocks_that_need_a_skipped_block_are_skipped_too(tmp_path, scratch, shelf, monkeypatch):
+    monkeypatch.setitem(globals(), "find_spec", lambda name: None)
+    blocks = [
+        "import torch\nfrom hexdata.torch import TorchLoader",
+        "loader = TorchLoader(4)",
+        "for batch in loader:\n    raise SystemExit",
+        "loader = 1\nassert loader == 1\nran = True",
+        "assert ran and loader == 1\n1 / 0",
+    ]
+    text = "\n\n".join(f"```python\n{block}\n```" for block in blocks)
+    with pytest.raises(BlockError, match=r"^sample.md:22: ZeroDivisionError"):
+        run_document(write(tmp_path, text), scratch, shelf)
 
 
 def test_a_sql_block_runs_on_the_store_it_names(tmp_path, scratch, shelf, monkeypatch):

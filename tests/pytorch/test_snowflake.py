@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.test_documents import blocks_of
 
+torch = pytest.importorskip("torch")
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "snowflake.md"
 
 
