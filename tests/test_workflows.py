@@ -56,6 +56,19 @@ def test_the_tests_run_with_each_supported_python() -> None:
     assert [system.partition("-")[0] for system in matrix["system"]] == ["ubuntu", "macos", "windows"]
 
 
+def test_the_tests_run_with_the_commands_of_the_readme() -> None:
+    """In the workflow, and in ``.ci/run``, which prints the commands with a function of its own."""
+    program = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    function = re.search(r"^readme_commands\(\) \{.*?^\}", program, re.MULTILINE | re.DOTALL)
+    assert function
+    script = f"{function[0]}\nreadme_commands"
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, check=True, capture_output=True, text=True)
+    commands = done.stdout.splitlines()
+    assert len(commands) == 2
+    runs = [step["run"] for step in read(WORKFLOWS["test"])["jobs"]["test"]["steps"] if "run" in step]
+    assert [run.removesuffix(" -ra") for run in runs] == commands
+
+
 def test_a_step_names_files_and_extras_that_exist() -> None:
     for name, step in RUNS:
         for extras in re.findall(r"\.\[([\w,-]+)\]", step["run"]):
