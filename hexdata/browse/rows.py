@@ -18,7 +18,7 @@ from hexdata.show.position import COLOURS, Position
 from hexdata.show.store import find_position, game_of_rows, position_of_row, read_row
 from hexdata.store import Store
 from hexdata.store.integrity import require_rows_intact_once
-from hexdata.store.parquet import ROW_GROUP_ROWS, ParquetFiles, read_parquet, read_rows
+from hexdata.store.parquet import ROW_GROUP_ROWS, ParquetFiles, collect, read_parquet, read_rows
 
 __all__ = ["HEXWORLD", "SHEET_ORDERS", "StoreRows", "hexworld_link"]
 
@@ -126,7 +126,7 @@ class StoreRows:
         wanted = np.array([number for number in ids if low <= number <= high])
         rows = self._positions.rows(low, high + 1)
         require_rows_intact_once(self.store, rows)
-        table = pa.Table.from_batches(read_rows(rows, schema), schema)
+        table = collect(read_rows(rows, schema), schema)
         yield from table.take(pa.array(wanted - low)).to_pylist()
 
     def position(self, position_id: int) -> Json:
@@ -168,10 +168,9 @@ class StoreRows:
         return positions_schema(self._size, self.store.manifest.targets_of(table))
 
     def _read(self, files: ParquetFiles, start: int, stop: int, schema: pa.Schema) -> list[Json]:
-        chosen, rows = files.rows(start, stop), list[Json]()
+        chosen = files.rows(start, stop)
         require_rows_intact_once(self.store, chosen)
-        for batch in read_rows(chosen, schema):
-            rows += batch.to_pylist()
+        rows: list[Json] = collect(read_rows(chosen, schema), schema).to_pylist()
         return rows
 
 

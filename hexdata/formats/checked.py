@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from hexdata.board import BLUE, RED, check_board_size, unpack_boards
 from hexdata.errors import FormatError, Reason, StoreError
+from hexdata.formats.legacy.limits import DEFAULT_LIMITS
 from hexdata.formats.source import BATCH_ROWS, RawBatch, Rejection, SourceReader
 from hexdata.policy import SparsePolicies
 from hexdata.schema import (
@@ -184,6 +185,12 @@ def _without_invalid(batch: RawBatch, n: int) -> RawBatch:
             if text is not None and text not in texts:
                 detail = f"{name}; found {text[:40]!r}; expected {', '.join(texts)}"
                 faults.setdefault(row, (Reason.READER_ERROR, detail))
+    lengths = pc.binary_length(rows.column("metadata")).fill_null(0).to_numpy(zero_copy_only=False)
+    limits = DEFAULT_LIMITS
+    most = limits.metadata_bytes + limits.metadata_mean * rows.num_rows
+    for row in np.flatnonzero((lengths > limits.metadata_bytes) | (np.cumsum(lengths) > most)).tolist():
+        detail = f"metadata of {lengths[row]:,} bytes; {limits.metadata_expected}"
+        faults.setdefault(row, (Reason.METADATA_SIZE, detail))
     for row, fault in (*_board_faults(rows.column("board"), n), *_policy_faults(rows.column("policy"), n)):
         faults.setdefault(row, fault)
     if not faults:

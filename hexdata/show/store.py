@@ -30,7 +30,7 @@ from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.integrity import VERIFY_HINT, require_intact_once, require_rows_intact_once
 from hexdata.store.originals import WINNERS
-from hexdata.store.parquet import open_parquet, read_batches, read_parquet, read_rows
+from hexdata.store.parquet import collect, open_parquet, read_batches, read_parquet, read_rows
 
 __all__ = ["find_position", "game_of_rows", "position_of_row", "read_game", "read_position", "read_row"]
 
@@ -198,12 +198,9 @@ def _may_contain(statistics: pq.Statistics | None, number: int) -> bool:
 def _rows_in_group(
     file: pq.ParquetFile, group: int, game_id: int, schema: pa.Schema, version: int
 ) -> list[Row]:
-    ids = file.read_row_group(group, columns=["game_id"]).column(0)
-    indices = np.flatnonzero(pc.equal(ids, game_id).fill_null(False).to_numpy())
-    if not len(indices):
-        return []
     batches = read_batches(file, schema, group=group, version=version)
-    rows: list[Row] = pa.Table.from_batches(batches, schema).take(pa.array(indices)).to_pylist()
+    of_game = (batch.filter(pc.equal(batch.column("game_id"), game_id)) for batch in batches)
+    rows: list[Row] = collect(of_game, schema).to_pylist()
     return rows
 
 

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import BinaryIO, Final
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from hexdata.board import MAX_SIZE
 from hexdata.errors import StoreError
-from hexdata.schema import SCHEMA_VERSION, is_target
+from hexdata.schema import SCHEMA_VERSION, board_bytes, board_size_of, is_target
 from hexdata.storage import AnyPath, HashingFile, add_path_to_error, error_number, storage_of
 from hexdata.store.columns import convert_columns, stored_fields
 from hexdata.store.files import FileFacts
@@ -25,6 +28,7 @@ __all__ = [
     "ParquetFiles",
     "ParquetRows",
     "check_table",
+    "collect",
     "encode_parquet",
     "open_parquet",
     "read_batches",
@@ -32,11 +36,20 @@ __all__ = [
     "read_rows",
     "regroup",
     "require_rows",
+    "text_bytes",
     "write_parquet",
 ]
 
 ROW_GROUP_ROWS: Final = 65_536
 """Rows per row group. It is small because row-group buffers are not part of DuckDB's memory limit."""
+_BATCH_BYTES: Final = 32 << 20
+"""Maximum bytes of texts in a batch, except of a single row, and about the bytes of its other columns."""
+_MAX_TEXTS: Final = 128 << 20
+_MEAN_TEXT: Final = 1 << 10
+"""Maximum bytes of the texts in a table that is held in memory: together, and in addition for each row."""
+_MAX_CHUNK: Final = 128 << 20
+_MAX_ENCODED: Final = 4 * MAX_SIZE * MAX_SIZE
+"""Maximum encoded bytes of a column of a row group: for its texts, and in addition for the policy of each row."""
 _ARROW_READ_ERRORS: Final = ("reading bytes from file", "open local file")
 """Texts of Arrow's errors on reading a file, which name no file."""
 _DAMAGE_HINT: Final = (
@@ -167,7 +180,14 @@ def read_rows(rows: ParquetRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     first = 0
     for path, count in rows.files:
         if first < rows.stop and first + count > rows.start:
-            yield from _read_file(path, rows.start - first, rows.stop - first, schema, rows.version)
+            with open_parquet(path, schema, rows.version) as file:
+                yield from read_batches(
+                    file,
+                    schema,
+                    start=max(rows.start - first, 0),
+                    stop=rows.stop - first,
+                    version=rows.version,
+                )
         first += count
 
 
@@ -176,6 +196,8 @@ def open_parquet(
     path: AnyPath, schema: pa.Schema | None = None, version: int = SCHEMA_VERSION
 ) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file of a store. :func:`read_batches` reads its columns.
+
+    Texts are read as dictionaries, since a small file may repeat a long text in every row.
 
     Args:
         path: The file.
@@ -188,9 +210,14 @@ def open_parquet(
             missing or has another type.
     """
     try:
-        with pq.ParquetFile(storage_of(path).source()) as file:
-            if schema is not None:
-                _require_columns(path, file.schema_arrow, schema, version)
+        source = storage_of(path).source()
+        with pq.ParquetFile(source) as file:
+            found, metadata = file.schema_arrow, file.metadata
+        _require_bounded(metadata, found)
+        if schema is not None:
+            _require_columns(path, found, schema, version)
+        texts = [field.name for field in found if pa.types.is_string(field.type)]
+        with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
             yield file
     except StoreError as error:
         error.path = error.path or str(path)  # of a policy that cannot be converted
@@ -207,6 +234,28 @@ def open_parquet(
             found=str(error).partition("\n")[0],
             hint=_DAMAGE_HINT,
         ) from error
+
+
+def _require_bounded(metadata: pq.FileMetaData, found: pa.Schema) -> None:
+    """Check that each row group can be read in little memory.
+
+    Raises:
+        StoreError: A column is larger than any that hexdata writes.
+    """
+    board = found.get_field_index("board")
+    width = found.field(board).type.byte_width if board >= 0 else board_bytes(MAX_SIZE)
+    longest = board_size_of(width) ** 2  # a move or a probability for each cell
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            size = max(column.total_uncompressed_size, column.total_compressed_size)
+            if size > _MAX_CHUNK or column.num_values > group.num_rows * longest:
+                raise _too_large(
+                    f"{size:,} bytes and {column.num_values:,} values in {column.path_in_schema}"
+                )
+
+
+def _too_large(found: str) -> StoreError:
+    return StoreError("a file of the store is larger than hexdata writes it", found=found, hint=_DAMAGE_HINT)
 
 
 def _require_columns(path: AnyPath, found: pa.Schema, schema: pa.Schema, version: int) -> None:
@@ -309,42 +358,109 @@ def read_parquet(
         StoreError: The file is missing or damaged, or a column of ``schema`` is missing or has another type.
     """
     with open_parquet(path, schema, version) as file:
-        if filters is None and schema is None:
-            return file.read(columns=list(columns))
-        table = file.read()
-        if schema is not None:
-            table = convert_columns(table, schema)
+        if schema is None:
+            found = file.schema_arrow.names
+            schema = pa.schema(
+                [_decoded(file.schema_arrow.field(name)) for name in (columns if filters is None else found)]
+            )
+        table = collect(read_batches(file, schema, version=version), schema)
         return (table if filters is None else table.filter(filters)).select(list(columns))
 
 
+def _decoded(field: pa.Field) -> pa.Field:
+    """Return the field of a file that :func:`open_parquet` opened, with texts as such."""
+    is_text = pa.types.is_dictionary(field.type) and pa.types.is_int32(field.type.index_type)
+    return field.with_type(field.type.value_type) if is_text else field
+
+
+def collect(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    """Return batches of a store as one table.
+
+    Raises:
+        StoreError: Their texts are longer than those of any table of hexdata.
+    """
+    kept, texts, most = [], 0, _MAX_TEXTS
+    for batch in batches:
+        kept.append(batch)
+        texts += sum(int(text_bytes(column).sum()) for column in batch.columns)
+        most += _MEAN_TEXT * batch.num_rows
+        if texts > most:
+            raise _too_large(f"more than {most:,} bytes of text")
+    return pa.Table.from_batches(kept, schema)
+
+
 def read_batches(
-    file: pq.ParquetFile, schema: pa.Schema, *, group: int | None = None, version: int = SCHEMA_VERSION
+    file: pq.ParquetFile,
+    schema: pa.Schema,
+    *,
+    group: int | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    version: int = SCHEMA_VERSION,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of an open Parquet file with the columns of ``schema``, one row group at a time.
+    """Yield rows of an open Parquet file with the columns of ``schema``, in batches of limited size.
 
     Args:
         file: File from :func:`open_parquet`, which has checked these columns.
         schema: Columns to return, in the current version. Optional columns that the file lacks are null.
         group: Number of the only row group to read; None for all (default).
+        start: First row, counted from the first of these row groups. Default 0.
+        stop: Row after the last one; None for the end (default).
         version: Schema version of the store (default: the current one).
+
+    Raises:
+        StoreError: A row is larger than any that hexdata writes.
     """
-    stored = [field.name for field in stored_fields(schema, version).values() if field is not None]
+    names = [field.name for field in stored_fields(schema, version).values() if field is not None]
+    first = 0
     for number in range(file.num_row_groups) if group is None else (group,):
-        rows = file.read_row_group(number, columns=stored)
-        yield from convert_columns(rows, schema).to_batches()
-
-
-def _read_file(
-    path: AnyPath, start: int, stop: int, schema: pa.Schema, version: int
-) -> Iterator[pa.RecordBatch]:
-    with open_parquet(path, schema, version) as file:
-        first = 0
-        for group in range(file.num_row_groups):
-            count = file.metadata.row_group(group).num_rows
-            low, high = max(start - first, 0), min(stop - first, count)
-            if low < high:
-                table = pa.Table.from_batches(
-                    read_batches(file, schema, group=group, version=version), schema
-                )
-                yield from table.slice(low, high - low).to_batches()
+        count = file.metadata.row_group(number).num_rows
+        if first + count > start and (stop is None or first < stop):
+            rows_of_batch = _rows_of_batch(file.metadata.row_group(number))
+            for batch in file.iter_batches(rows_of_batch, row_groups=[number], columns=names):
+                low = max(start - first, 0)
+                high = batch.num_rows if stop is None else min(stop - first, batch.num_rows)
+                if low < high:
+                    for part in _divide(batch.slice(low, high - low)):
+                        yield from convert_columns(part, schema).to_batches()
+                first += batch.num_rows
+        else:
             first += count
+
+
+def _rows_of_batch(group: pq.RowGroupMetaData) -> int:
+    """Return the number of rows to decode together: all, unless a column is long."""
+    columns = list(map(group.column, range(group.num_columns)))
+    longest = max(
+        (max(column.total_uncompressed_size, 8 * column.num_values) for column in columns), default=0
+    )
+    return max(1, min(group.num_rows, group.num_rows * _BATCH_BYTES * 4 // max(longest, 1)))
+
+
+def _divide(rows: pa.RecordBatch) -> Iterator[pa.Table]:
+    """Divide rows so that their texts, which are dictionaries yet, can be decoded in little memory."""
+    table = pa.Table.from_batches([rows])
+    sizes = sum((text_bytes(column) for column in rows.columns), np.zeros(rows.num_rows, np.int64))
+    if sizes.sum() <= _BATCH_BYTES:
+        yield table
+        return
+    if sizes.max() > _BATCH_BYTES:
+        raise _too_large(f"a row with {sizes.max():,} bytes of text")
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < rows.num_rows:
+        before = ends[start - 1] if start else 0
+        stop = int(np.searchsorted(ends, before + _BATCH_BYTES, side="right"))
+        yield table.slice(start, stop - start)
+        start = stop
+
+
+def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the bytes of the text in each row of a column, (N,): 0 in null rows and in other columns."""
+    is_coded = pa.types.is_dictionary(column.type)
+    if not pa.types.is_string(column.type.value_type if is_coded else column.type):
+        return np.zeros(len(column), np.int64)
+    lengths = pc.binary_length(column.dictionary if is_coded else column)
+    lengths = lengths.take(column.indices) if is_coded else lengths
+    found: npt.NDArray[np.int64] = lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found

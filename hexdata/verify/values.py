@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import pyarrow as pa
+
 from hexdata.errors import VerifyError
+from hexdata.formats.legacy.limits import DEFAULT_LIMITS
+from hexdata.formats.source import BATCH_ROWS
 from hexdata.schema import END_REASONS, SPLITS, SWAPS, positions_schema
+from hexdata.shards.block_check import BadRow
 from hexdata.shards.position_check import find_bad_position
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.columns import select_sql
-from hexdata.store.parquet import open_parquet, read_batches
+from hexdata.store.parquet import open_parquet, read_batches, text_bytes
 from hexdata.store.session import duckdb_session, quote, read_parquet_sql
 from hexdata.verify.games import find_wrong_duplicate
 from hexdata.verify.options import VerifyOptions
 
 __all__ = ["check_game_values", "check_position_values"]
 
+_ADDED_METADATA: Final = 1024
+"""Bytes that ``convert`` may add to the metadata of a record: the original values of columns it fills in."""
 _HINT: Final = "Convert the sources into a new store."
 
 
@@ -35,15 +42,34 @@ def check_position_values(store: Store) -> str:
     schema, version = positions_schema(size, store.manifest.targets), store.manifest.schema_version
     count = 0
     for path in store.files("positions"):
-        row = 0
+        row = texts = 0
         with open_parquet(path, schema, version) as file:
             for batch in read_batches(file, schema, version=version):
-                bad = find_bad_position(batch)
+                bad = find_bad_position(batch) or _long_metadata(batch)
                 if bad is not None:
                     raise _invalid_position(path, f"row {row + bad.row}", bad.found, bad.expected)
                 row += batch.num_rows
+                texts += int(text_bytes(batch.column("metadata")).sum())
+                if texts > (most := _mean_metadata(row)):
+                    found = f"{texts:,} bytes of metadata"
+                    raise _invalid_position(path, f"rows 0 to {row - 1}", found, f"at most {most:,}")
         count += row
     return f"all values of {count:,} positions are valid"
+
+
+def _long_metadata(rows: pa.RecordBatch) -> BadRow | None:
+    """Return the first row whose metadata is longer than ``convert`` accepts; None if there is none."""
+    sizes, most = text_bytes(rows.column("metadata")), DEFAULT_LIMITS.metadata_bytes + _ADDED_METADATA
+    if not (sizes > most).any():
+        return None
+    row = int((sizes > most).argmax())
+    return BadRow(row, f"metadata of {sizes[row]:,} bytes", f"at most {most:,}")
+
+
+def _mean_metadata(rows: int) -> int:
+    """Return the maximum bytes of metadata in the first rows of a source."""
+    of_row = DEFAULT_LIMITS.metadata_mean + _ADDED_METADATA
+    return DEFAULT_LIMITS.metadata_bytes + of_row * max(rows, BATCH_ROWS)
 
 
 def _invalid_position(path: AnyPath, record: str, found: object, expected: object) -> VerifyError:

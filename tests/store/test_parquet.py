@@ -127,13 +127,13 @@ def test_row_groups_outside_the_range_are_not_read(
     parts: tuple[tuple[Path, int], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    original = pq.ParquetFile.read_row_group
+    original = pq.ParquetFile.iter_batches
 
-    def record(self: pq.ParquetFile, group: int, **kwargs: object) -> pa.Table:
-        read.append(group)
-        return original(self, group, **kwargs)
+    def record(self: pq.ParquetFile, rows: int, *, row_groups: list[int], **kwargs: object) -> object:
+        read.extend(row_groups)
+        return original(self, rows, row_groups=row_groups, **kwargs)
 
-    monkeypatch.setattr(pq.ParquetFile, "read_row_group", record)
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", record)
     list(read_rows(ParquetRows(parts, 40, 52), SCHEMA))  # rows 20 … 31 of the third part
     assert read == [1]
 
