@@ -49,7 +49,7 @@ _MEAN_TEXT: Final = 1 << 10
 """Maximum bytes of the texts in a table that is held in memory: together, and in addition for each row."""
 _MAX_CHUNK: Final = 128 << 20
 _MAX_ENCODED: Final = 4 * MAX_SIZE * MAX_SIZE
-"""Maximum encoded bytes of a column of a row group: for its texts, and in addition for the policy of each row."""
+"""Maximum encoded bytes of a column of a row group: in all, and in addition for the policy of each row."""
 _ARROW_READ_ERRORS: Final = ("reading bytes from file", "open local file")
 """Texts of Arrow's errors on reading a file, which name no file."""
 _DAMAGE_HINT: Final = (
@@ -430,11 +430,11 @@ def read_batches(
 
 def _rows_of_batch(group: pq.RowGroupMetaData) -> int:
     """Return the number of rows to decode together: all, unless a column is long."""
-    columns = list(map(group.column, range(group.num_columns)))
-    longest = max(
-        (max(column.total_uncompressed_size, 8 * column.num_values) for column in columns), default=0
-    )
-    return max(1, min(group.num_rows, group.num_rows * _BATCH_BYTES * 4 // max(longest, 1)))
+    columns = map(group.column, range(group.num_columns))
+    rows, longest = int(group.num_rows), 1
+    for column in columns:
+        longest = max(longest, int(column.total_uncompressed_size), 8 * int(column.num_values))
+    return max(1, min(rows, rows * _BATCH_BYTES * 4 // longest))
 
 
 def _divide(rows: pa.RecordBatch) -> Iterator[pa.Table]:
