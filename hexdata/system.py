@@ -27,7 +27,6 @@ __all__ = [
     "data_limit",
     "has_children",
     "has_ended",
-    "is_cached",
     "kill_group",
     "line_editor",
     "lock_file",
@@ -275,18 +274,3 @@ def line_editor() -> Any | None:
     except ImportError:
         return None
     return readline
-
-
-def is_cached(file: IO[bytes], offset: int) -> bool:
-    """Return whether a byte of a file is in the page cache; False if the system cannot tell.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
-    if sys.platform == "linux" and hasattr(os, "RWF_NOWAIT"):
-        try:
-            return os.preadv(file.fileno(), [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except BlockingIOError:
-            return False
-    else:
-        return False

@@ -130,7 +130,7 @@ class PositionDataset:
             manifest = with_shards(manifest, self.options, str(store))
             self.board_size = manifest.board_size
             entries = manifest.splits[self.options.split]
-            source = add_cache(data, entries, self.options.copies, digests=check == "digests")
+            source = add_cache(data, entries, self.options.copies)
             self._rows = open_shard_rows(
                 require_mappable(source), manifest, members, self.options, weights=weights
             )

@@ -79,6 +79,7 @@ class SelectedRows:
     def take(self, indices: npt.NDArray[np.int64]) -> Block:
         """Return positions by their indices (B,) among the selected positions in stored order."""
         rows = indices if self.subset is None else self.subset.rows(indices)
+        self.source.wait_until_ready()
         return self.source.take(rows, self._members)
 
     def chunk_sizes(self) -> Iterator[int]:

@@ -700,11 +700,11 @@ class Loader:
         self._members = all_members(options, stored, location)
         self.manifest = with_shards(self.manifest, options, location)
         entries = self.manifest.splits[options.split]
-        self._source = add_cache(source, entries, options.copies, digests=options.check == "digests")
+        self._source = add_cache(source, entries, options.copies)
         if options.mode == "exact":
             mappable = require_mappable(self._source)
             self._selected = open_shard_rows(
-                mappable, self.manifest, self._members, options, progress, read_ahead=True, weights=weights
+                mappable, self.manifest, self._members, options, progress, weights=weights
             )
             for name, positions, fault in self._selected.faults:
                 self._skip(name, range(positions), fault)

@@ -162,11 +162,9 @@ def open_shard_rows(
     members: Sequence[str],
     options: LoaderOptions,
     progress: Progress = SILENT,
-    *,
-    read_ahead: bool = False,
     weights: Weights | None = None,
 ) -> SelectedRows:
-    """Map the shards of a split.
+    """Map the shards of a split, and begin to read them into the page cache and to check them.
 
     Args:
         source: Local folder of the shards, or a source with a cache.
@@ -175,8 +173,6 @@ def open_shard_rows(
         options: Options of the loader.
         progress: Receives progress while shards are downloaded, checked and read ahead (default: no
             reports).
-        read_ahead: Whether to read the shards into the page cache if they fit into the memory. An epoch then
-            waits until all are read. Default False.
         weights: Weights of the positions (default: none).
 
     Raises:
@@ -199,8 +195,7 @@ def open_shard_rows(
             found=shards.faults[0][1].detail(),
             hint=REPAIR_HINT,
         )
-    if read_ahead:
-        _warn_if_too_large(shards.read_ahead(members, progress), options.split)
+    _warn_if_too_large(shards.read_ahead(progress), options.split)
     faults = [(entry.name, entry.positions, fault) for entry, fault in shards.faults]
     return SelectedRows(shards, members, options, faults, _read_weights(shards, weights))
 

@@ -33,7 +33,7 @@ class RowSource(Protocol):
         """Return the approximate size of these members of one row in bytes."""
 
     def wait_until_ready(self) -> None:
-        """Wait until rows can be gathered at full speed; called before the first of an epoch."""
+        """Wait until rows are checked and can be gathered at full speed; called before they are read."""
 
     def gather(self, rows: npt.NDArray[np.int64], members: Sequence[str]) -> GatheredRows:
         """Return members of rows (B,), in any order; a row may repeat."""

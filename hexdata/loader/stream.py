@@ -83,8 +83,7 @@ class StreamEpoch:
     ) -> None:
         _check_options(options)
         self._cached = source if isinstance(source, CachedSource) else None
-        digests = options.check == "digests" and not self._cached  # a cache checks the copies itself
-        self._reader = BlockReader(source, manifest, options.split, members, digests=digests)
+        self._reader = BlockReader(source, manifest, options.split, members)
         sizes = [shard.positions for shard in self._reader.shards]
         self._schedule = StreamSchedule(sizes, manifest.block_size, options, epoch)
         self._options = options

@@ -21,7 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Final, NamedTuple
 
@@ -312,13 +312,13 @@ class CachedSource:
         source: Source of the shards.
         cache: The cache.
         entries: The shards by name. Other files are read directly from the source.
-        digests: Whether the digest of a copy is checked each time it is opened for reading.
     """
 
     source: ShardSource
     cache: ShardCache
     entries: Mapping[str, ShardEntry]
-    digests: bool = False
+    _checked: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Shards whose copy was checked. What is read afterwards is compared with the manifest by the reader."""
 
     def address(self, name: str) -> str:
         """Return the address of a file at its source."""
@@ -335,7 +335,8 @@ class CachedSource:
                 yield stream
             return
         try:
-            file = self.cache.open(self.entries[name], self.source, digest=self.digests)
+            file = self.cache.open(self.entries[name], self.source, digest=name not in self._checked)
+            self._checked.add(name)
         except CacheFullError as error:
             warnings.warn(f"shard read without the cache: {error}", stacklevel=2)
             with self.source.open(name, part) as stream:
@@ -345,17 +346,13 @@ class CachedSource:
             file.seek(part.start)
             yield FileStream(file, self.address(name))
 
-    def open_to_map(self, entry: ShardEntry, *, digest: bool) -> ShardFile:
-        """Open the copy of a shard to be mapped. It is not evicted while it is open or mapped.
-
-        Args:
-            entry: The shard.
-            digest: Whether to check the digest of an existing copy.
+    def open_to_map(self, entry: ShardEntry) -> ShardFile:
+        """Open the copy of a shard to be mapped, and check its digest. It is not evicted while it is mapped.
 
         Raises:
             StoreError, BudgetError: As for :meth:`ShardCache.open`.
         """
-        return self.cache.open(entry, self.source, digest=digest, mapped=True)
+        return self.cache.open(entry, self.source, digest=True, mapped=True)
 
 
 def _copy(entry: ShardEntry, source: ShardSource, file: IO[bytes], stopped: Callable[[], bool]) -> None:

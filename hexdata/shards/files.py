@@ -7,9 +7,11 @@ import functools
 import hashlib
 import math
 import mmap
+import os
 import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -57,6 +59,8 @@ _THREADS: Final = 8
 """Number of threads that hash or fetch shards."""
 _CHECK_BYTES: Final = 1 << 18
 """Bytes of values checked at once: they fit into the CPU cache."""
+_READ_BYTES: Final = 1 << 20
+"""Bytes of a file that are read and hashed at once."""
 _TOO_MANY_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 Array = npt.NDArray[Any]
@@ -84,6 +88,9 @@ class LocalShard:
         board_size: Cells along an edge.
         fields: The fields of the blocks by name.
         data: The map; None until it is opened.
+        stamp: Device, inode and times of the mapped file, by which a copy recognizes it; None until it is
+            opened.
+        checked: Whether the SHA-256 of this file was compared with the manifest.
     """
 
     source: MappableSource
@@ -93,6 +100,8 @@ class LocalShard:
     board_size: int
     fields: Mapping[str, FieldSpec]
     data: mmap.mmap | None = None
+    stamp: tuple[int, ...] | None = None
+    checked: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without the map, which cannot be pickled."""
@@ -106,6 +115,8 @@ class LocalShard:
     def open(self, *, digest: bool = False) -> mmap.mmap:
         """Return the map of the file, which the first call opens.
 
+        A copy also checks the digest if the file is not the one that the original has mapped.
+
         Args:
             digest: Whether to check the digest when the file is opened. Default False.
 
@@ -114,46 +125,63 @@ class LocalShard:
             BudgetError: The process cannot map more files, or the cache has no space for a copy.
         """
         if self.data is None:
-            try:
-                self.data = self._map(digest)
-            except FileNotFoundError:
-                raise missing_file_error(self.entry.name, self.address) from None
-            except OSError as error:
-                if error.errno not in _TOO_MANY_FILES:
-                    raise unreadable_file_error(self.address, error) from error
-                raise BudgetError(
-                    "too many shards to map at once",
-                    path=self.address,
-                    found=error.strerror,
-                    hint="Raise the limit (`ulimit -n`), or export with a larger --shard-size.",
-                ) from error
+            with self.open_file() as file:
+                status = os.fstat(file.fileno())
+                if status.st_size != self.entry.bytes:
+                    raise altered_shard_error(self.address, f"{status.st_size} bytes", self.entry.bytes)
+                stamp = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
+                is_known = stamp == self.stamp
+                # The cache has checked its copy, and changes its times.
+                self.checked = isinstance(self.source, CachedSource) or (self.checked and is_known)
+                if not self.checked and (digest or not (is_known or self.stamp is None)):
+                    self.check_digest(file)
+                self.stamp = stamp
+                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return self.data
 
-    def _map(self, digest: bool) -> mmap.mmap:
-        with self.open_file(digest=digest) as file:
-            size = file.seek(0, 2)
-            if size != self.entry.bytes:
-                raise altered_shard_error(self.address, f"{size} bytes", self.entry.bytes)
-            if digest and isinstance(self.source, FolderSource):  # the cache has checked its copy
-                file.seek(0)
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-                if found != self.entry.sha256:
-                    raise altered_shard_error(self.address, f"SHA-256 {found}", self.entry.sha256)
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-
-    def open_file(self, *, digest: bool = False) -> ShardFile:
-        """Open the local file of the shard.
+    def check_digest(self, file: ShardFile, on_read: Callable[[int], bool] = lambda _: True) -> None:
+        """Read the file of the shard from its beginning, and compare its digest with the manifest.
 
         Args:
-            digest: Whether to check the digest of a copy that is in the cache. Default False.
+            file: The file from :meth:`open_file`.
+            on_read: Called with the number of bytes after each read. False ends the reading without a result
+                (default: all bytes are read).
 
         Raises:
-            OSError: It cannot be opened.
-            StoreError, BudgetError: It cannot be copied into the cache.
+            StoreError: The digest differs.
         """
-        if isinstance(self.source, FolderSource):
-            return self.source.open_to_map(self.entry)
-        return self.source.open_to_map(self.entry, digest=digest)
+        digest, buffer = hashlib.sha256(), memoryview(bytearray(_READ_BYTES))
+        while size := file.readinto(buffer):
+            digest.update(buffer[:size])
+            if not on_read(size):
+                return
+        if digest.hexdigest() != self.entry.sha256:
+            found = f"SHA-256 {digest.hexdigest()}"
+            raise altered_shard_error(self.address, found, self.entry.sha256)
+        self.checked = True
+
+    @contextmanager
+    def open_file(self) -> Iterator[ShardFile]:
+        """Open the local file of the shard.
+
+        Raises:
+            StoreError: It is missing or cannot be opened, read or copied into the cache.
+            BudgetError: The process cannot open or map more files, or the cache has no space for a copy.
+        """
+        try:
+            with self.source.open_to_map(self.entry) as file:
+                yield file
+        except FileNotFoundError:
+            raise missing_file_error(self.entry.name, self.address) from None
+        except OSError as error:
+            if error.errno not in _TOO_MANY_FILES:
+                raise unreadable_file_error(self.address, error) from error
+            raise BudgetError(
+                "too many shards to map at once",
+                path=self.address,
+                found=error.strerror,
+                hint="Raise the limit (`ulimit -n`), or export with a larger --shard-size.",
+            ) from error
 
     def stored_rows(self, name: str, block: int) -> int:
         """Return the number of rows of a member in a block.
@@ -301,7 +329,8 @@ def open_shards(
         split: Name of the split.
         on_error: ``"raise"`` checks a block when it is first used. ``"skip"`` checks all blocks now, because
             the order of an epoch depends on the shards that remain.
-        check: ``"sizes"`` compares file sizes with the manifest; ``"digests"`` also SHA-256 digests.
+        check: ``"sizes"`` compares file sizes with the manifest; ``"digests"`` also SHA-256 digests, as
+            ``on_error="skip"`` does.
         progress: Receives the progress of fetching.
 
     Returns:
@@ -322,10 +351,11 @@ def open_shards(
     if isinstance(source, CachedSource):
         source.cache.require_size(manifest.splits[split], together=True)
         progress.begin("fetch", sum(shard.entry.bytes for shard in shards), "bytes")
-    skip, digests = on_error == "skip", check == "digests"
+    skip = on_error == "skip"
+    digests = skip or check == "digests"
     usable: list[LocalShard] = []
     faults: list[Fault] = []
-    threads = ThreadPoolExecutor(_THREADS if digests or skip or is_remote else 1)
+    threads = ThreadPoolExecutor(_THREADS if digests or is_remote else 1)
     try:
         found = threads.map(lambda shard: shard.find_fault(digest=digests, blocks=skip), shards)
         for shard, fault in zip(shards, found, strict=True):

@@ -180,16 +180,13 @@ def _wrong_fields_error(location: str, record: str, found: object, expected: obj
     )
 
 
-def add_cache(
-    source: ShardSource, entries: Sequence[ShardEntry], options: CacheOptions, *, digests: bool
-) -> ShardSource:
+def add_cache(source: ShardSource, entries: Sequence[ShardEntry], options: CacheOptions) -> ShardSource:
     """Return a source that keeps local copies of shards, or ``source`` itself if it needs no cache.
 
     Args:
         source: Source of the shards.
         entries: The shards that are read.
         options: Folder and size of the cache.
-        digests: Whether to check the SHA-256 digest of each copy.
 
     Raises:
         ConfigError: A cache is given for shards in a local folder.
@@ -208,7 +205,7 @@ def add_cache(
     folder = cache_folder("shards") if cache is True else Path(cache).absolute()
     shard_cache = ShardCache(folder, options.cache_bytes)
     shard_cache.require_size(entries, together=False)
-    return CachedSource(source, shard_cache, {entry.name: entry for entry in entries}, digests=digests)
+    return CachedSource(source, shard_cache, {entry.name: entry for entry in entries})
 
 
 def require_mappable(source: ShardSource) -> FolderSource | CachedSource:

@@ -220,21 +220,24 @@ class MappedShards:
             "_headers_checked": unchecked,
         }
 
-    def read_ahead(self, members: Sequence[str], progress: Progress = SILENT) -> ReadAhead:
-        """Start to read the shards into the page cache; :meth:`wait_until_ready` waits for the end.
+    def read_ahead(self, progress: Progress = SILENT) -> ReadAhead:
+        """Start to read and check the shards; :meth:`wait_until_ready` waits for the end.
 
         In copies made by pickling, and after a fork, :meth:`wait_until_ready` starts it again.
 
         Args:
-            members: Names of the fields that will be gathered.
             progress: Receives the bytes read during :meth:`wait_until_ready` (default: no reports).
         """
-        self._read_ahead = ReadAhead(self._shards, members, progress)
+        self._read_ahead = ReadAhead(self._shards, progress)
         self._read_ahead.start()
         return self._read_ahead
 
     def wait_until_ready(self) -> None:
-        """Wait until the shards are read ahead, if :meth:`read_ahead` was called."""
+        """Wait until the shards are read ahead and checked, if :meth:`read_ahead` was called.
+
+        Raises:
+            StoreError, BudgetError: A shard cannot be read, or has another digest.
+        """
         if self._read_ahead is not None:
             self._read_ahead.wait()
 

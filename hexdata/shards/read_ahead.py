@@ -1,45 +1,31 @@
-"""Reading of all shards of a split into the page cache, from front to back, in threads.
+"""Reading of all shards of a split from front to back, in threads, which checks their digests.
 
-Rows that are gathered at random from shards on the disk cause one small read per page. Reading the files in
-order first is much faster, if all of them fit into the memory.
+The shards are in the page cache afterwards, if all of them fit into the memory. Rows that are gathered at
+random from shards on the disk would cause one small read per page.
 """
 
 from __future__ import annotations
 
-import bisect
-import itertools
-import math
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 from hexdata.errors import HexdataError
 from hexdata.pool import available_memory
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.files import LocalShard
 from hexdata.shards.sources import altered_shard_error
-from hexdata.shards.tar_members import HEADER_BYTES
-from hexdata.system import is_cached
 
 __all__ = ["ReadAhead"]
 
 _THREADS: Final = 2
 """Number of threads that read. On the disk that was measured, one was slower and more were not faster."""
-_BUFFER: Final = 1 << 20
-_SAMPLES: Final = 512
-"""Number of bytes sampled to find whether shards are in the page cache: at most one per shard, or per MB."""
 _SHARE_OF_MEMORY: Final = 0.8
 """Largest share of the available memory that shards may fill."""
-_POLICIES: Final = ("policy", "policy_cell", "policy_probability")
-"""Members of policies that are large. The others are needed to find which positions have one."""
 _POLL_SECONDS: Final = 0.1
-
-_Parts: TypeAlias = list[tuple[int, int]]
-"""Parts of a file, ascending, each from a first byte up to, but excluding, a last byte."""
 
 
 @dataclass
@@ -54,7 +40,7 @@ class _Run:
     done: list[int] = field(default_factory=list)
     """Number of bytes that each thread has read."""
     stopped: bool = False
-    error: HexdataError | OSError | None = None
+    error: HexdataError | None = None
 
     def stop(self) -> None:
         """Make the threads end after the current read."""
@@ -62,28 +48,24 @@ class _Run:
 
 
 class ReadAhead:
-    """Reads the needed bytes of shards once in the background, unless they are cached or do not fit.
+    """Reads shards once in the background and checks their digests, unless they do not fit into the memory.
 
-    The shards of every process are read by its own threads; data that another process has read is in the
-    page cache, so it is not read from the disk again. Picklable: the copy starts its own threads.
+    Picklable: the copy starts its own threads, which leave out the files that the original had checked.
 
     Args:
-        shards: The shards, in the order to read them.
-        members: Names of the needed fields. Only policies are large enough to be left out.
+        shards: The mapped shards, in the order to read them.
         progress: Receives the bytes read while :meth:`wait` waits, but not in other processes (default: no
             reports).
 
     Attributes:
-        bytes: Number of needed bytes.
+        bytes: Number of bytes of the shards.
         too_little_memory: If the shards do not fit into the memory, the bytes of memory that were available;
             otherwise None. Then nothing is read.
     """
 
-    def __init__(
-        self, shards: Sequence[LocalShard], members: Sequence[str], progress: Progress = SILENT
-    ) -> None:
-        self._parts = [(shard, _needed_parts(shard, members)) for shard in shards]
-        self.bytes = sum(stop - start for _, parts in self._parts for start, stop in parts)
+    def __init__(self, shards: Sequence[LocalShard], progress: Progress = SILENT) -> None:
+        self._shards = shards
+        self.bytes = sum(shard.entry.bytes for shard in shards)
         self.too_little_memory: int | None = None
         self._progress = progress
         self._pid = os.getpid()
@@ -104,9 +86,10 @@ class ReadAhead:
         available = available_memory()
         fits = self.bytes <= _SHARE_OF_MEMORY * available
         self.too_little_memory = None if fits else available
-        if not self._parts or not fits or _are_cached(self._parts):
+        left = [shard for shard in self._shards if not shard.checked]
+        if not left or not fits:
             return
-        queue = iter(self._parts)
+        queue = iter(left)
         run.done = [0] * _THREADS
         run.threads = [
             threading.Thread(target=_read, args=(run, queue, number), name="hexdata-read-ahead", daemon=True)
@@ -117,9 +100,11 @@ class ReadAhead:
             thread.start()
 
     def wait(self) -> None:
-        """Start if necessary, and return when all shards are read, or when a read failed.
+        """Start if necessary, and return when all shards are read and checked.
 
-        A failed read gives a warning. If the fault is permanent, the next access to the shard raises.
+        Raises:
+            StoreError, BudgetError: A shard cannot be read, or has another digest. The next call reads again
+                the shards that were not checked.
         """
         self.start()
         run = self._run
@@ -137,67 +122,27 @@ class ReadAhead:
                 reported = done
         run.threads = []
         if run.error is not None:
-            warnings.warn(f"reading shards ahead stopped: {run.error}", stacklevel=2)
+            self._run = None
+            raise run.error
 
 
-def _needed_parts(shard: LocalShard, members: Sequence[str]) -> _Parts:
-    """Return the parts of a shard to read: all of it, or all except the policies."""
-    entry = shard.entry
-    left_out = () if "policy" in members else [name for name in _POLICIES if name in entry.offsets]
-    if not left_out:
-        return [(0, entry.bytes)]
-    starts = sorted({entry.bytes, *itertools.chain.from_iterable(entry.offsets.values())})
-    parts, first = [], 0
-    for start in sorted(itertools.chain.from_iterable(entry.offsets[name] for name in left_out)):
-        if first < start:
-            parts.append((first, start))
-        first = starts[bisect.bisect_right(starts, start)] - HEADER_BYTES
-    return [*parts, (first, entry.bytes)]
+def _read(run: _Run, queue: Iterator[LocalShard], number: int) -> None:
+    """Read and check shards of a shared queue until it is empty."""
 
+    def on_read(size: int) -> bool:
+        run.done[number] += size
+        return not run.stopped
 
-def _read(run: _Run, queue: Iterator[tuple[LocalShard, _Parts]], number: int) -> None:
-    """Read shards of a shared queue until it is empty."""
-    buffer = memoryview(bytearray(_BUFFER))
     try:
-        for shard, parts in queue:
+        for shard in queue:
+            shard.open()
             with shard.open_file() as file:
-                for start, stop in parts:
-                    file.seek(start)
-                    while start < stop and not run.stopped:
-                        size = file.readinto(buffer[: stop - start])
-                        if not size:
-                            raise altered_shard_error(shard.address, f"{start} bytes", shard.entry.bytes)
-                        start += size
-                        run.done[number] += size
+                status = os.fstat(file.fileno())
+                if (status.st_dev, status.st_ino) != (shard.stamp or ())[:2]:
+                    raise altered_shard_error(shard.address, "a new file", "the one that was mapped")
+                shard.check_digest(file, on_read)
             if run.stopped:
                 return
-    except (HexdataError, OSError) as error:
+    except HexdataError as error:
         run.error = error
         run.stop()
-
-
-def _are_cached(needed: Sequence[tuple[LocalShard, _Parts]]) -> bool:
-    """Return whether samples of the shards are in the page cache; False if the system cannot tell."""
-    sampled = needed[:: math.ceil(len(needed) / _SAMPLES)]
-    most = math.ceil(_SAMPLES / len(sampled))
-    try:
-        for number, (shard, parts) in enumerate(sampled):
-            size = sum(stop - start for start, stop in parts)
-            samples = min(most, 1 + size // _BUFFER)
-            with shard.open_file() as file:
-                for sample in range(samples):
-                    offset = _offset_in(parts, int(size * (sample + number / len(sampled)) / samples))
-                    if not is_cached(file, offset):
-                        return False
-    except (HexdataError, OSError):
-        return False
-    return True
-
-
-def _offset_in(parts: _Parts, index: int) -> int:
-    """Return the offset in the file of a needed byte, given its index among the needed bytes."""
-    for start, stop in parts:
-        if index < stop - start:
-            return start + index
-        index -= stop - start
-    return parts[-1][1] - 1

@@ -1,12 +1,16 @@
 """Sequential reading of one split's shards as blocks, each compared with the manifest.
 
-The end of a shard is checked too: a tar file truncated between two members looks complete.
+The SHA-256 of every shard is compared with the manifest before a block of it is used, since a shard that
+was exported again may have the name, the size and the layout of the former one. The manifest has one digest
+per shard, so the first read of a part of a shard reads all of it. The states of the digest between its blocks
+are then kept, and later reads hash only the blocks that they need.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +35,6 @@ class BlockReader:
         manifest: The shard manifest.
         split: Name of a split in the manifest.
         members: Names of the fields to read; ``policy`` and ``policy_row`` for policies.
-        digests: Whether to read every shard whole and check its SHA-256. Default False.
 
     Attributes:
         shards: Manifest entries of the shards of the split.
@@ -40,13 +43,7 @@ class BlockReader:
     """
 
     def __init__(
-        self,
-        source: ShardSource,
-        manifest: ShardManifest,
-        split: str,
-        members: Sequence[str],
-        *,
-        digests: bool = False,
+        self, source: ShardSource, manifest: ShardManifest, split: str, members: Sequence[str]
     ) -> None:
         self.shards = manifest.splits[split]
         self._members = frozenset(members_of_fields(members, manifest.fields))
@@ -58,7 +55,8 @@ class BlockReader:
         self._board_size = manifest.board_size
         self._fields = manifest.fields
         self._source = source
-        self._digests = digests
+        self._states: dict[int, list[Any]] = {}
+        """SHA-256 of the bytes before each block, and of all bytes, of shards of which a part was read."""
         self._first_keys = np.cumsum(
             [manifest.first_keys.get(split, 0), *(shard.blocks for shard in self.shards)]
         ).tolist()
@@ -77,8 +75,7 @@ class BlockReader:
     def read(self, shard: int, first: int = 0, stop: int | None = None) -> Generator[Block, None, None]:
         """Yield blocks [first, stop) of a shard, with sparse policies.
 
-        The other blocks are skipped if the source allows it. The blocks are valid only once the iteration has
-        ended without an error.
+        The blocks are valid only once the iteration has ended without an error.
 
         Args:
             shard: Index of the shard in the split.
@@ -91,7 +88,8 @@ class BlockReader:
         """
         entry = self.shards[shard]
         stop = entry.blocks if stop is None else stop
-        begin, end = (0, entry.blocks) if self._digests else (first, stop)
+        known = self._states.get(shard)
+        begin, end = (first, stop) if known else (0, entry.blocks)
         address, first_key = self._source.address(entry.name), self._first_keys[shard]
         blocks = [block_entry(address, entry, n, first_key, self.block_size) for n in range(begin, end)]
         # Offsets of an invalid manifest may lie outside the shard.
@@ -99,10 +97,14 @@ class BlockReader:
         if not 0 <= start < end_offset <= entry.bytes:
             found = f"bytes {start} to {end_offset}"
             raise manifest_mismatch_error(address, "offsets", found, f"offsets up to {entry.bytes}")
+        states: list[Any] = []
         with self._source.open(entry.name, ByteRange(start, end_offset, entry.bytes)) as stream:
-            part = _ShardPart(stream, start, end_offset, entry.bytes, address, self._digests)
+            part = _ShardPart(stream, start, end_offset, entry.bytes, address)
+            if known:
+                part.sha256 = known[begin].copy()
             members = MemberReader(part.read, start, end_offset, entry.bytes, address)
             for block in blocks:
+                states.append(part.sha256.copy())
                 arrays = self._read_block(members, block)
                 if first <= block.number < stop:
                     self._check(arrays, block)
@@ -110,9 +112,14 @@ class BlockReader:
             if (header := members.next_header()) is not None:
                 found = f"a member {header.name}"
                 raise manifest_mismatch_error(address, "end of the shard", found, "the end of the archive")
-            digest = part.finish()
-        if self._digests and digest != entry.sha256:
-            raise manifest_mismatch_error(address, "sha256", digest, entry.sha256)
+            part.finish()
+        if known and part.sha256.digest() != known[end].digest():
+            record, found = f"blocks {first} to {stop - 1}", f"SHA-256 {part.sha256.hexdigest()}"
+            raise manifest_mismatch_error(address, record, found, "the bytes that were read before")
+        if not known and part.sha256.hexdigest() != entry.sha256:
+            raise manifest_mismatch_error(address, "sha256", part.sha256.hexdigest(), entry.sha256)
+        if (first, stop) != (0, entry.blocks):
+            self._states.setdefault(shard, [*states, part.sha256])
 
     def _read_block(self, members: MemberReader, block: BlockEntry) -> Block:
         """Read the members of one block and return those that are needed."""
@@ -145,17 +152,19 @@ class BlockReader:
 
 
 class _ShardPart:
-    """The bytes [start, stop) of a shard, hashed while they are read if requested."""
+    """The bytes [start, stop) of a shard, hashed while they are read.
 
-    def __init__(
-        self, stream: ByteStream, start: int, stop: int, size: int, address: str, hashed: bool
-    ) -> None:
+    Attributes:
+        sha256: Digest of the bytes that were read. A caller that skips bytes sets it to that of these bytes.
+    """
+
+    def __init__(self, stream: ByteStream, start: int, stop: int, size: int, address: str) -> None:
         self._stream = stream
         self._offset = start
         self._stop = stop
         self._size = size
         self._address = address
-        self._hash = hashlib.sha256() if hashed else None
+        self.sha256 = hashlib.sha256()
 
     def read(self, size: int) -> bytes:
         """Return up to ``size`` bytes; none at the end of the part.
@@ -173,12 +182,11 @@ class _ShardPart:
             found = f"{self._offset} bytes"
             raise manifest_mismatch_error(self._address, "end of the shard", found, self._size)
         self._offset += len(data)
-        if self._hash:
-            self._hash.update(data)
+        self.sha256.update(data)
         return data
 
-    def finish(self) -> str | None:
-        """Read the rest of the part; return the SHA-256 if the bytes were hashed.
+    def finish(self) -> None:
+        """Read the rest of the part.
 
         Raises:
             FormatError, StoreError: As for :meth:`read`; or the part ends the shard, but the source has more
@@ -187,4 +195,3 @@ class _ShardPart:
         discard_bytes(self.read, self._stop - self._offset)
         if self._stop == self._size:
             self._stream.finish()
-        return self._hash.hexdigest() if self._hash else None

@@ -244,7 +244,7 @@ def test_shards_are_read_without_the_cache_if_mapped_shards_fill_it(tmp_path: Pa
     entries = make_entries(tmp_path / "a", 1000, 1000)
     source, cache = FolderSource(tmp_path / "a"), ShardCache(tmp_path / "cache", 1000)
     cached = CachedSource(source, cache, {entry.name: entry for entry in entries})
-    with cached.open_to_map(entries[0], digest=False):
+    with cached.open_to_map(entries[0]):
         with (
             pytest.warns(UserWarning, match="read without the cache"),
             cached.open("1.tar", ByteRange(10)) as stream,

@@ -355,14 +355,11 @@ def test_every_kind_of_damaged_shard_can_be_skipped(make_shards: MakeShards) -> 
     flipped[flipped.index(b"000016.game_id.npy") + 640] ^= 1
     paths[8].write_bytes(flipped)
     shards = mapped(folder, on_error="skip")
-    assert [entry.name for entry, _ in shards.faults] == [paths[i].name for i in (0, 2, 4)]
-    assert [type(fault) for _, fault in shards.faults] == [StoreError, StoreError, FormatError]
-    kept = [row for row in range(134) if row // 16 not in (0, 2, 4)]
+    assert [entry.name for entry, _ in shards.faults] == [paths[i].name for i in (0, 2, 4, 8)]
+    kept = [row for row in range(134) if row // 16 not in (0, 2, 4, 8)]
     assert shards.positions == len(kept)
     ids = shards.take(np.arange(len(kept)), ("position_id",))["position_id"]
     np.testing.assert_array_equal(ids, folder.splits["train"]["position_id"][kept])
-    shards = mapped(folder, on_error="skip", check="digests")
-    assert [entry.name for entry, _ in shards.faults] == [paths[i].name for i in (0, 2, 4, 8)]
     for path in folder.path.glob("*.tar"):
         path.unlink()
     assert mapped(folder, on_error="skip").positions == 0
