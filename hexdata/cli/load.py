@@ -91,8 +91,8 @@ def load(
         typer.Option(
             "--check",
             metavar="sizes|digests",
-            help="Check the sizes or the digests of the files before loading. In games mode, digests also "
-            "compares every board with the moves of its game.",
+            help="With digests, also compare every board with the moves of its game in games mode, and "
+            "hash all shards before the first epoch in exact mode.",
         ),
     ] = "sizes",
     cache: Annotated[

@@ -54,8 +54,7 @@ class PositionDataset:
         mode: "games" holds the games of a store in memory; "exact" maps shards (default None: "games" for a
             store without shards, otherwise "exact").
         seed: Seed of ``symmetry`` and ``tier_probability`` (default 0). ``set_epoch`` selects their epoch.
-        check: "sizes" compares the sizes of files with the manifest; "digests" also hashes every file
-            (default "sizes").
+        check: "sizes" or "digests", as for ``Loader`` (default "sizes").
         where: SQL condition that selects positions, as for ``Loader``; null counts as false (default None:
             all positions).
         newest: Number of games with the highest ids whose positions are selected (default None: all games).

@@ -30,15 +30,16 @@ from hexdata.loader.stored_columns import StoredColumns, open_unchanged, table_d
 from hexdata.policy import SparsePolicies
 from hexdata.pool import available_memory
 from hexdata.progress import SILENT, Progress
-from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, SPLITS, positions_schema
+from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, SPLITS, games_schema, positions_schema, sources_schema
 from hexdata.shards.block_check import find_bad_row
 from hexdata.shards.blocks import Block, block_fields, columns_to_block, join_blocks, null_of, take_rows
 from hexdata.shards.options import Check
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.columns import convert_columns, stored_fields
-from hexdata.store.integrity import rebuild_hint, require_intact
-from hexdata.store.parquet import open_parquet, read_parquet, require_rows
+from hexdata.store.files import FileFacts
+from hexdata.store.integrity import rebuild_hint
+from hexdata.store.parquet import open_parquet, read_batches
 
 __all__ = ["read_game_table"]
 
@@ -46,8 +47,8 @@ Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
-_SMALL_TABLES: Final = ("games", "sources")
-"""Tables that are always hashed."""
+_TABLES: Final = ("games", "positions", "sources")
+"""Tables that are read."""
 _OTHER_SPLIT: Final = -2
 _NOT_IN_TABLE: Final = -1
 _SHUFFLED: Final = "legacy-shuffled"
@@ -90,9 +91,8 @@ def read_game_table(
         targets: Optional columns to read, with the dtype of each in the table (default: none).
         policies: Whether to read the policies that are not one-hot. Otherwise the table only contains which
             positions have one (default True).
-        check: "sizes" compares the sizes of the files of positions with the manifest. "digests" hashes them
-            and compares every board with the moves of its game. Files of games and sources are always hashed.
-            Default: "sizes".
+        check: "digests" also compares every board with the moves of its game; "sizes" only those of shuffled
+            collections. The digest of every file is checked when it is read. Default: "sizes".
         progress: Advanced by the number of positions (default: no reports).
 
     Raises:
@@ -106,7 +106,7 @@ def read_game_table(
         raise ConfigError(
             "the store has no positions", path=store.path, hint="Convert files with `hexdata convert` first."
         )
-    _check_files(store, check, progress)
+    _require_sizes(store)
     given: dict[str, Any] = {"tiers": tiers, "targets": dict(targets), "policies": policies}
     reader = _TableReader(store, split, **given, all_boards=check == "digests")
     progress.begin("read games", store.manifest.counts["positions"], "positions")
@@ -128,17 +128,26 @@ def _read_again(path: AnyPath, digest: str, split: str, **options: Any) -> GameT
     return read_game_table(open_unchanged(path, digest), split, **options)
 
 
-def _check_files(store: Store, check: Check, progress: Progress) -> None:
-    if check == "digests":
-        require_intact(store, (*_SMALL_TABLES, "positions"), progress=progress)
-        return
-    for name in store.missing("positions"):
-        raise StoreError(
-            "a file of the store is missing or has another size",
-            path=store.path / name,
-            hint=rebuild_hint(store, name),
-        )
-    require_intact(store, _SMALL_TABLES, progress=progress)
+def _require_sizes(store: Store) -> None:
+    """Check that no file is missing or has another size, before any is read."""
+    for table in _TABLES:
+        for name in store.missing(table):
+            raise StoreError(
+                "a file of the store is missing or has another size",
+                path=store.path / name,
+                hint=rebuild_hint(store, name),
+            )
+
+
+def _read_table(
+    store: Store, folder: str, table: pa.Schema, columns: Sequence[str]
+) -> Iterator[tuple[AnyPath, pa.Table]]:
+    """Yield each file of a small table, and some of its columns."""
+    schema, version = pa.schema([table.field(name) for name in columns]), store.manifest.schema_version
+    for name, facts in store.manifest.files_in(folder).items():
+        path = store.path / name
+        with open_parquet(path, schema, version, facts) as file:
+            yield path, pa.Table.from_batches(read_batches(file, schema, version=version), schema)
 
 
 _OF_KEPT_GAMES: Final = (
@@ -152,7 +161,7 @@ class _Part(NamedTuple):
     """A file of positions."""
 
     path: AnyPath
-    rows: int
+    facts: FileFacts
     check_boards: bool
 
 
@@ -300,7 +309,7 @@ class _TableReader:
         self._schema = positions_schema(self.board_size, [*targets])
         shuffled = _shuffled_sources(store)
         self._parts = [
-            _Part(store.path / name, facts.rows, all_boards or _source_of(name) in shuffled)
+            _Part(store.path / name, facts, all_boards or _source_of(name) in shuffled)
             for name, facts in store.manifest.files_in("positions").items()
         ]
         self._facts = [_PartFacts() for _ in self._parts]
@@ -341,8 +350,7 @@ class _TableReader:
             [np.empty(0, np.int64)],
         )
         count, last_id = 0, -1
-        for path in self._store.files("games"):
-            table = read_parquet(path, _GAME_COLUMNS)
+        for path, table in _read_table(self._store, "games", games_schema(), _GAME_COLUMNS):
             last_id = self._check_games(path, table, last_id)
             table = table.filter(pa.compute.field("split") == self._split)
             game_ids = table.column("game_id").to_numpy()
@@ -767,11 +775,10 @@ class _TableReader:
     ) -> Iterator[tuple[int, pa.Table]]:
         version = self._store.manifest.schema_version
         for part in parts:
-            path, rows, check_boards = self._parts[part]
+            path, facts, check_boards = self._parts[part]
             names = [*columns, "board"] if labels and check_boards else [*columns]
             schema = pa.schema([self._schema.field(name) for name in names])
-            with open_parquet(path, schema, version) as file:
-                require_rows(path, file, rows)
+            with open_parquet(path, schema, version, facts) as file:
                 converted = pa.schema([field for field in schema if field.name != "policy"])
                 stored = [field.name for field in stored_fields(converted, version).values() if field]
                 if "policy" in names:
@@ -872,8 +879,7 @@ def _add_irregular_policies(block: Block, policies: _RowsWithPolicy, board_size:
 def _shuffled_sources(store: Store) -> set[int]:
     """Return the numbers of the sources that are files of shuffled collections."""
     found: set[int] = set()
-    for path in store.files("sources"):
-        table = read_parquet(path, ("source_id", "format"))
+    for _, table in _read_table(store, "sources", sources_schema(), ("source_id", "format")):
         for source, kind in zip(*(column.to_pylist() for column in table.columns), strict=True):
             if kind == _SHUFFLED:
                 found.add(source)

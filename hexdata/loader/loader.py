@@ -116,8 +116,9 @@ class Loader:
             ``padding``, bool (B,), True for repeated positions. "drop" omits the global batch.
         on_error: "raise", or "skip" to leave out shards that are missing, truncated or altered; each gives a
             warning and an entry in ``skipped``. "skip" requires shards (default "raise").
-        check: "sizes" compares the sizes of files with the manifest; "digests" also hashes every file and, in
-            games mode, compares every board with its game (default "sizes").
+        check: "digests" also compares every board with its game in games mode, and the digests of all shards
+            when the loader is made in exact mode. "sizes" compares digests when files are read, but in exact
+            mode not those of shards that do not fit into the memory (default "sizes").
         where: SQL condition that selects positions by labels, such as ``"value_sample_tier < 2"``, and by
             the results of a search that the store has, such as ``"visits >= 100 AND extra.temperature <
             0.5"``. Null counts as false. ``set_epoch`` can change it. Not in stream mode (default None: all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,8 @@ from hexdata.shards.block_check import find_bad_row
 from hexdata.shards.blocks import block_fields, null_of
 from hexdata.storage import AnyPath
 from hexdata.store import Store
-from hexdata.store.parquet import ParquetRows, read_rows
+from hexdata.store.files import FileFacts
+from hexdata.store.parquet import open_parquet, read_batches
 
 __all__ = ["FindRows", "StoredColumns", "open_unchanged", "table_digest"]
 
@@ -100,8 +101,7 @@ class StoredColumns:
         )
         for name, facts in store.manifest.files_in("positions").items():
             path = store.path / name
-            part = ParquetRows.over([(path, facts.rows)], 0, facts.rows, store.manifest.schema_version)
-            for batch in read_rows(part, schema):
+            for batch in _read_batches(path, schema, store.manifest.schema_version, facts):
                 number = find_rows(
                     _numbers(batch, "game_id", NO_GAME),
                     _numbers(batch, "position_in_game", NO_PLY),
@@ -120,6 +120,13 @@ class StoredColumns:
             count = int(np.count_nonzero(was_read))
             raise _invalid(self.path, "positions", f"{count:,} of the positions of the loader", f"{rows:,}")
         return found
+
+
+def _read_batches(
+    path: AnyPath, schema: pa.Schema, version: int, facts: FileFacts
+) -> Iterator[pa.RecordBatch]:
+    with open_parquet(path, schema, version, facts) as file:
+        yield from read_batches(file, schema, version=version)
 
 
 def _require_memory(needed: int, names: Sequence[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import BinaryIO, Final
+from tempfile import SpooledTemporaryFile
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +54,8 @@ _MAX_ENCODED: Final = 4 * MAX_SIZE * MAX_SIZE
 """Maximum encoded bytes of a column of a row group: in all, and in addition for the policy of each row."""
 _ARROW_READ_ERRORS: Final = ("reading bytes from file", "open local file")
 """Texts of Arrow's errors on reading a file, which name no file."""
+_SPOOLED_BYTES: Final = 64 << 20
+"""Size above which the copy of an object is written to a temporary file."""
 _DAMAGE_HINT: Final = (
     "Run `hexdata verify` to list all damaged files. "
     "Restore the file, or convert the sources into a new store."
@@ -193,7 +197,10 @@ def read_rows(rows: ParquetRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def open_parquet(
-    path: AnyPath, schema: pa.Schema | None = None, version: int = SCHEMA_VERSION
+    path: AnyPath,
+    schema: pa.Schema | None = None,
+    version: int = SCHEMA_VERSION,
+    facts: FileFacts | None = None,
 ) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file of a store. :func:`read_batches` reads its columns.
 
@@ -204,20 +211,25 @@ def open_parquet(
         schema: Columns that the file must have, with their types; None for any columns (default). Optional
             columns may be missing.
         version: Schema version of the store (default: the current one).
+        facts: Facts of the file in the manifest, which are compared with the bytes that are read (default
+            None: not compared).
 
     Raises:
         StoreError: The file is missing or damaged, on opening or while the context is active, or a column is
-            missing or has another type.
+            missing or has another type, or the file differs from its facts.
     """
     try:
-        source = storage_of(path).source()
-        with pq.ParquetFile(source) as file:
-            found, metadata = file.schema_arrow, file.metadata
-        _require_bounded(metadata, found)
-        if schema is not None:
-            _require_columns(path, found, schema, version)
-        texts = [field.name for field in found if pa.types.is_string(field.type)]
-        with pq.ParquetFile(source, metadata=metadata, read_dictionary=texts) as file:
+        with ExitStack() as stack:
+            source = storage_of(path).source() if facts is None else _open_checked(path, facts, stack)
+            with pq.ParquetFile(source) as file:
+                found, metadata = file.schema_arrow, file.metadata
+            _require_bounded(metadata, found)
+            if schema is not None:
+                _require_columns(path, found, schema, version)
+            texts = [field.name for field in found if pa.types.is_string(field.type)]
+            file = stack.enter_context(pq.ParquetFile(source, metadata=metadata, read_dictionary=texts))
+            if facts is not None:
+                require_rows(path, file, facts.rows)
             yield file
     except StoreError as error:
         error.path = error.path or str(path)  # of a policy that cannot be converted
@@ -256,6 +268,36 @@ def _require_bounded(metadata: pq.FileMetaData, found: pa.Schema) -> None:
 
 def _too_large(found: str) -> StoreError:
     return StoreError("a file of the store is larger than hexdata writes it", found=found, hint=_DAMAGE_HINT)
+
+
+def _open_checked(path: AnyPath, facts: FileFacts, stack: ExitStack) -> BinaryIO:
+    """Return a file with the bytes of a file of a store, after its digest was compared with the manifest.
+
+    A local file is hashed and then read through the same open file. An object is copied, as a second request
+    might return another version of it.
+    """
+    storage, digest = storage_of(path), hashlib.sha256()
+    file: Any
+    if storage.local is not None:
+        file = stack.enter_context(storage.open())
+        digest = hashlib.file_digest(file, "sha256")
+    else:
+        file = stack.enter_context(SpooledTemporaryFile(_SPOOLED_BYTES))  # noqa: SIM115 - the stack closes it
+        for block in storage.blocks():
+            digest.update(block)
+            file.write(block)
+    size = file.tell()
+    if (size, digest.hexdigest()) != (facts.bytes, facts.sha256):
+        raise StoreError(
+            "the file was altered",
+            path=path,
+            found=f"{size:,} bytes, sha256 {digest.hexdigest()}",
+            expected=f"{facts.bytes:,} bytes, sha256 {facts.sha256}",
+            hint=_DAMAGE_HINT,
+        )
+    file.seek(0)
+    opened: BinaryIO = file
+    return opened
 
 
 def _require_columns(path: AnyPath, found: pa.Schema, schema: pa.Schema, version: int) -> None:

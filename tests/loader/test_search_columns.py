@@ -285,12 +285,9 @@ def test_a_store_that_has_changed_is_refused(store: Path, tmp_path: Path) -> Non
     assert loader.options.where == "position_in_game > 3"
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [({"visits": -3}, "column visits: .*found -3"), ({"game_id": 0}, "positions: .*expected [0-9,]+")],
-)
-def test_invalid_values_are_refused(tmp_path: Path, changes: Row, message: str) -> None:
-    """The columns are read after the labels: these are other files with the same digests in the manifest."""
+@pytest.mark.parametrize("changes", [{"visits": -3}, {"visits": 6}, {"game_id": 0}])
+def test_a_file_that_was_replaced_is_refused(tmp_path: Path, changes: Row) -> None:
+    """The columns are read after the labels."""
     games = sample_games(4, BOARD_SIZE)
     rows = [{**row, "visits": 5} for game in games for row in position_rows(game, BOARD_SIZE)]
     store = write_store(tmp_path / "store", BOARD_SIZE, games, [rows], targets=["visits"])
@@ -302,5 +299,5 @@ def test_invalid_values_are_refused(tmp_path: Path, changes: Row, message: str) 
     write_store(tmp_path / "altered", BOARD_SIZE, games, [rows], targets=["visits"])
     name = "positions/part-000000.parquet"
     shutil.copy(tmp_path / "altered" / name, store / name)
-    with pytest.raises(StoreError, match=message):
+    with pytest.raises(StoreError, match="the file was altered"):
         loader.set_epoch(1, where="visits > 3")
