@@ -31,6 +31,7 @@ __all__ = [
     "line_editor",
     "lock_file",
     "peak_resident_bytes",
+    "process_start",
     "read_at",
     "release_pages",
     "remove_locked",
@@ -211,14 +212,17 @@ def data_limit(limit: int) -> Iterator[None]:
 
 @contextmanager
 def block_interrupts() -> Iterator[None]:
-    """Block SIGINT in this thread, and in the processes that it starts. It is delivered here afterwards.
+    """Block SIGINT, SIGTERM and SIGHUP in this thread, and in the processes that it starts.
+
+    They are delivered here afterwards, and this process ends the others.
 
     Does nothing on Windows, where every process of a console receives Ctrl-C; a worker must ignore it itself.
     """
     if sys.platform == "win32":
         yield
     else:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         try:
             yield
         finally:
@@ -241,6 +245,21 @@ def has_ended(parent: int) -> bool:
         return not psutil.pid_exists(parent)
     else:
         return os.getppid() != parent
+
+
+def process_start(pid: int) -> int | None:
+    """Return when a process started, in hundredths of a second; None if it has ended.
+
+    On Linux the time counts from the boot, because the time of psutil changes when the clock is set.
+    """
+    try:
+        if sys.platform == "linux":
+            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            return None if fields[0] in (b"Z", b"X") else int(fields[19])  # a zombie has ended
+        else:
+            return int(100 * psutil.Process(pid).create_time())
+    except (OSError, psutil.Error):
+        return None
 
 
 def has_children() -> bool:

@@ -34,6 +34,7 @@ LAYERS = {
     "order": 1,
     "pool": 1,
     "retry": 1,
+    "temporary": 1,
     "strict_json": 1,
     "units": 1,
     "draw": 2,

@@ -11,7 +11,6 @@ import json
 import mmap
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +34,7 @@ from hexdata.store.integrity import VERIFY_HINT, require_intact
 from hexdata.store.originals import WINNERS
 from hexdata.store.parquet import read_rows
 from hexdata.system import release_pages
+from hexdata.temporary import temporary_folder
 
 __all__ = ["GAME", "NONE", "PROVENANCES", "StoreIndex", "index_folder", "open_index"]
 
@@ -134,22 +134,18 @@ def open_index(store: Store, progress: Progress) -> StoreIndex:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (
             translate_disk_full(folder, "Free disk space, or set HEXDATA_CACHE to another folder."),
-            tempfile.TemporaryDirectory(
-                prefix=".building-",
-                dir=folder.parent,
-                ignore_cleanup_errors=True,  # Windows: after an error, files are still mapped
-            ) as made,
+            temporary_folder("index", cache_folder("temporary")) as made,
         ):
             require_intact(store, ("games", "positions", "rejected"), progress=progress)
-            meta = _build(store, Path(made) / folder.name, progress)
+            meta = _build(store, made / folder.name, progress)
             shutil.rmtree(folder, ignore_errors=True)
             try:
-                (Path(made) / folder.name).rename(folder)
+                (made / folder.name).rename(folder)
             except OSError:  # another process has built the same index
                 if (meta := _read_meta(folder)) is None:
                     raise
         for other in folder.parent.iterdir():
-            if other != folder and not other.name.startswith("."):
+            if other != folder:
                 shutil.rmtree(other, ignore_errors=True)
     return _open(folder, meta)
 

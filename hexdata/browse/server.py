@@ -117,8 +117,8 @@ def _prepared(
         timeout_graceful_shutdown=1,
     )
     with _listen(options.port) as listening:
-        library.start()
         try:
+            library.start()
             yield uvicorn.Server(config), listening, f"http://{LOOPBACK}:{listening.getsockname()[1]}/"
         finally:
             library.close()

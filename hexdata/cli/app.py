@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
@@ -41,6 +43,7 @@ __all__ = [
     "Workers",
     "app",
     "command",
+    "interrupted_by_termination",
     "parse_path",
     "print_error",
     "print_stderr",
@@ -130,6 +133,17 @@ class Command(TyperCommand):
                 ]
                 error.param = filled[-1] if filled else missing  # type: ignore[attr-defined]
             raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, after removing what killed commands have left."""
+        from hexdata.errors import ConfigError
+        from hexdata.storage import cache_folder
+        from hexdata.temporary import remove_abandoned
+
+        remove_abandoned()
+        with suppress(ConfigError):  # of an invalid cache folder, which concerns the commands that use it
+            remove_abandoned(cache_folder("temporary"))
+        return super().invoke(ctx)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage line, such as ``INPUT... STORE``."""
@@ -298,6 +312,35 @@ Seed = Annotated[
     int,
     typer.Option("--seed", metavar="N", help="Random seed. The same seed gives the same order."),
 ]
+
+
+@contextmanager
+def interrupted_by_termination() -> Iterator[None]:
+    """Let SIGTERM, and SIGHUP of a closed terminal, interrupt this process as Ctrl-C does.
+
+    The process then ends with the status of the signal: 128 and its number. Signals that are ignored, as by
+    ``nohup``, stay so.
+    """
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in numbers:  # ``timeout`` sends SIGTERM twice: not into the cleaning up
+            signal.signal(each, signal.SIG_IGN)
+        received.append(number)
+        of_ctrl_c = signal.getsignal(signal.SIGINT)
+        if callable(of_ctrl_c):
+            of_ctrl_c(signal.SIGINT, frame)  # also interrupts queries
+        raise KeyboardInterrupt
+
+    possible = [signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)]  # Windows has no SIGHUP
+    numbers = [number for number in possible if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        if received:
+            sys.exit(128 + received[0])
 
 
 @contextmanager

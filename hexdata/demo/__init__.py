@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -28,6 +27,7 @@ from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.files import write_bytes
 from hexdata.store.ledger import Ledger
 from hexdata.strict_json import Count
+from hexdata.temporary import temporary_folder
 
 __all__ = ["DemoOptions", "DemoResult", "make_legacy"]
 
@@ -125,8 +125,8 @@ def make_legacy(
         progress.begin("make games", options.games, "games")
         progress.advance(sum(file.games for file in files if file.name in ledger))
         todo = [file for file in files if file.name not in ledger]
-        with _temporaries_removed(target), tempfile.TemporaryDirectory(prefix="hexdata-") as scratch:
-            tasks = [(file, target, Path(scratch)) for file in todo]
+        with _temporaries_removed(target), temporary_folder("demo") as scratch:
+            tasks = [(file, target, scratch) for file in todo]
             workers = default_workers()
             for index, positions in LOCAL.run(_write, tasks, workers=workers, memory=WORKER_MEMORY):
                 ledger.finish(todo[index].name, positions)

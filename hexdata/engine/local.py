@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from hexdata.pool import default_workers
 from hexdata.progress import Progress
 from hexdata.storage import AnyPath
 from hexdata.system import block_interrupts, has_ended
+from hexdata.temporary import temporary_path
 
 __all__ = ["LOCAL", "LocalEngine"]
 
@@ -72,7 +74,11 @@ class LocalEngine:
                 yield index, function(*task)
             return
         from loky import ProcessPoolExecutor
+        from loky.backend.synchronize import SemLock
         from loky.process_executor import TerminatedWorkerError
+
+        if sys.platform == "linux":  # where semaphores are files; elsewhere their names must be short
+            SemLock._make_name = lambda: f"/{temporary_path('semaphore').name}"
 
         with block_interrupts():  # it starts a resource tracker process
             executor = ProcessPoolExecutor(

@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import BudgetError, ConfigError
 from hexdata.storage import is_disk_full
-from hexdata.system import OPEN_IN_PLACE, lock_file, remove_locked
+from hexdata.system import OPEN_IN_PLACE
+from hexdata.temporary import remove_abandoned, temporary_path
 
 __all__ = ["SharedArrays"]
 
 _ALIGNMENT: Final = 64
 """Alignment of each array in the file, in bytes."""
-_PREFIX: Final = "hexdata-"
-_SUFFIX: Final = ".arrays"
 
 
 class SharedArrays:
     """Arrays written to a file in the system's temporary folder. Picklable; copies map the same file.
 
     The file is removed when the object that wrote it is deleted, or when its process ends. The file of a
-    process that was killed is removed when the next file is written. Processes that have mapped the arrays by
+    process that was killed is removed by the next one that starts. Processes that have mapped the arrays by
     then can go on using them.
 
     Args:
@@ -43,25 +41,18 @@ class SharedArrays:
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self._layout = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
-        folder = Path(tempfile.gettempdir())
-        _remove_abandoned(folder)
+        remove_abandoned()
+        self._path = temporary_path("arrays")
+        self._remove = weakref.finalize(self, _remove_file, self._path, os.getpid())
         try:
-            number, name = tempfile.mkstemp(prefix=_PREFIX, suffix=_SUFFIX, dir=folder)
-        except OSError as error:
-            raise _folder_error(folder, arrays, error) from error
-        self._path = Path(name)
-        file = os.fdopen(number, "wb")
-        self._remove = weakref.finalize(self, _remove_file, self._path, os.getpid(), file)
-        try:
-            with suppress(OSError):  # file systems without locks
-                lock_file(file, shared=True, wait=True)  # marks the file as in use by a running process
-            for array in arrays.values():
-                file.write(bytes(-file.tell() % _ALIGNMENT))
-                file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            file.flush()
+            number = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_IN_PLACE, 0o600)
+            with os.fdopen(number, "wb") as file:
+                for array in arrays.values():
+                    file.write(bytes(-file.tell() % _ALIGNMENT))
+                    file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         except OSError as error:
             self._remove()
-            raise _folder_error(folder, arrays, error) from error
+            raise _folder_error(self._path.parent, arrays, error) from error
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which does not remove the file."""
@@ -84,23 +75,10 @@ class SharedArrays:
         return arrays
 
 
-def _remove_file(path: Path, owner: int, file: BinaryIO) -> None:
+def _remove_file(path: Path, owner: int) -> None:
     if os.getpid() == owner:  # a forked process also calls this when it ends
-        with suppress(OSError):  # a full disk: the rest of the buffer cannot be written
-            file.close()
         with suppress(OSError):
             path.unlink()
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the files of processes that were killed."""
-    for path in folder.glob(f"{_PREFIX}*{_SUFFIX}"):
-        with suppress(OSError):  # in use, of another user, or already removed
-            number = os.open(path, os.O_RDONLY | OPEN_IN_PLACE)
-            with os.fdopen(number, "rb") as file:
-                lock_file(file)
-                if os.fstat(number).st_size:  # otherwise it may have just been created
-                    remove_locked(file, path)
 
 
 def _folder_error(

@@ -6,9 +6,6 @@ units that are not finished. The manifest is published last.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from hexdata.cards import write_cards
 from hexdata.checks import check_options
 from hexdata.engine import LOCAL, Engine
@@ -24,6 +21,7 @@ from hexdata.store import Store
 from hexdata.store.disk_space import translate_temporary_disk_full
 from hexdata.store.integrity import find_damage
 from hexdata.store.journal import journaled
+from hexdata.temporary import temporary_folder
 
 __all__ = ["RetryPolicy", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
 
@@ -47,9 +45,9 @@ def plan_shuffle(
     options = check_options(options, ShuffleOptions)
     with (
         translate_temporary_disk_full(),
-        tempfile.TemporaryDirectory(prefix="hexdata-plan-", ignore_cleanup_errors=True) as folder,
+        temporary_folder("plan") as folder,
     ):
-        prepared = prepare(target, options, Path(folder), None, engine.machines)
+        prepared = prepare(target, options, folder, None, engine.machines)
     path = target.work / "shuffle" / LEDGER_NAME
     ledger = open_ledger(path, prepared.ledger_plan, read_only=True)
     is_done = is_same_shuffle(target, options) and not find_damage(

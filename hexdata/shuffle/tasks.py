@@ -51,6 +51,7 @@ from hexdata.store.parquet import ROW_GROUP_ROWS, write_parquet
 from hexdata.store.session import Interrupts, duckdb_session
 from hexdata.strict_json import Count
 from hexdata.system import peak_resident_bytes
+from hexdata.temporary import temporary_folder
 
 __all__ = [
     "ShuffleTasks",
@@ -459,13 +460,11 @@ class ShuffleTasks:
         self, pieces: list[RunPiece], unit_of: Callable[[pa.Table], UnitNumbers], monitor: TaskMonitor
     ) -> Iterator[RunIndex]:
         """Scatter the rows of a unit again into temporary runs, which are removed at the end."""
-        if self.spill is not None:
-            self.spill.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="cut-", dir=self.spill) as folder:
+        with temporary_folder("cut", self.spill) as folder:
             paths: list[Path] = []
             for batches in self._chunks(self._read(pieces, monitor)):
                 rows = join_columns(batches, self._run_schema)
-                paths.append(Path(folder, f"run-{len(paths):06d}.arrow"))
+                paths.append(folder / f"run-{len(paths):06d}.arrow")
                 write_run(paths[-1], rows, unit_of(rows))
             yield RunIndex.read(paths)
 

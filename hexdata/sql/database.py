@@ -7,7 +7,6 @@ the setting ``temp_directory``, which by default is the path of the opened datab
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from hexdata.storage import add_path_to_disk_full, storage_of
 from hexdata.store import Store
 from hexdata.store.files import write_bytes
 from hexdata.store.session import duckdb_session, quote
+from hexdata.temporary import temporary_folder
 
 __all__ = ["DATABASE_NAME", "write_database"]
 
@@ -79,8 +79,8 @@ def _write(store: Store, published: Path) -> None:
 def _create(store: Store, statements: tuple[str, ...]) -> bytes:
     """Return the content of the file with these views and macros."""
     with (
-        tempfile.TemporaryDirectory(prefix="hexdata-", ignore_cleanup_errors=True) as folder,
-        add_path_to_disk_full(path := Path(folder) / DATABASE_NAME),
+        temporary_folder("views") as folder,
+        add_path_to_disk_full(path := folder / DATABASE_NAME),
         duckdb_session(memory=_MEMORY, threads=1) as con,
     ):
         con.execute(f"ATTACH {quote(str(path))} AS hexdata (STORAGE_VERSION {quote(_STORAGE)})")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import email.utils
 import errno
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from hexdata.storage.reading import (
 )
 from hexdata.storage.retry import code_of, is_temporary, with_retries
 from hexdata.storage.upload import abort_uploads, upload
-from hexdata.system import lock_file, remove_locked
+from hexdata.temporary import remove_abandoned, temporary_folder
 
 if TYPE_CHECKING:
     from upath import UPath
@@ -175,19 +174,11 @@ class ObjectStorage(Storage):
     @contextmanager
     def publish(self, *, replace: bool = True, sync: bool = True) -> Iterator[HashingFile]:  # noqa: ARG002
         """Write a temporary local file, upload it and compare the object with it. ``sync`` has no effect."""
-        folder = cache_folder("uploads")
-        folder.mkdir(parents=True, exist_ok=True)
-        with add_path_to_disk_full(folder):
-            # Windows does not open a file a second time that is deleted when it is closed.
-            opened = tempfile.NamedTemporaryFile(dir=folder, prefix=f"{self.path.name}.", delete=False)  # noqa: SIM115
-            try:
-                with opened:
-                    lock_file(opened.fileno())  # marks the file as in use by a running process
-                    with HashingFile(opened.file) as file:
-                        yield file
-                    upload(Path(opened.name), self.path, replace=replace)
-            finally:
-                Path(opened.name).unlink(missing_ok=True)
+        with temporary_folder("upload", cache_folder("temporary")) as folder, add_path_to_disk_full(folder):
+            local = folder / "object"
+            with local.open("xb") as opened, HashingFile(opened) as file:
+                yield file
+            upload(local, self.path, replace=replace)
 
     def put(self, data: bytes, tag: str | None) -> str | None:
         """Put a small object if the stored version still has the given tag; return the new tag.
@@ -318,13 +309,7 @@ class ObjectStorage(Storage):
 
     def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:  # noqa: ARG002
         """Abort unfinished uploads, and remove the local files of uploads of killed processes."""
-        for path in cache_folder("uploads").glob("*"):
-            try:
-                with path.open("rb") as file:
-                    lock_file(file)
-                    remove_locked(file, path)
-            except OSError:  # still in use, or already removed
-                continue
+        remove_abandoned(cache_folder("temporary"))
         abort_uploads(self.path)
 
     def unreplaceable(self) -> list[str]:

@@ -6,7 +6,6 @@ import errno
 import os
 import re
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from duckdb import DuckDBPyConnection
 from hexdata.errors import BudgetError, StoreError
 from hexdata.storage import AnyPath, storage_of
 from hexdata.system import before_fork
+from hexdata.temporary import temporary_folder
 
 __all__ = [
     "QUERY_ERRORS",
@@ -137,13 +137,12 @@ def duckdb_session(
         StoreError: A query has failed, for example on a corrupt file.
         KeyboardInterrupt: The user has interrupted a query.
     """
-    if spill is not None:
-        spill.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="duckdb-", dir=spill, ignore_cleanup_errors=True) as temporary:
+    with temporary_folder("duckdb", spill) as folder:
+        temporary = str(folder.resolve())
         settings = {
             "memory_limit": f"{max(memory, 32 << 20)}B",
             "threads": str(threads),
-            "temp_directory": str(Path(temporary).resolve()),
+            "temp_directory": temporary,
         }
         is_shared = not own_instance and (store is None or storage_of(store).query_filesystem() is None)
         instance = (_idle_instance(settings) if is_shared else None) or _new_instance(settings)
@@ -336,7 +335,7 @@ def _disk_error(code: int, error: Exception, temporary: str) -> OSError:
     A file in the spill folder is named by that folder, which still exists afterwards.
     """
     text = next(line.strip() for line in str(error).splitlines() if os.strerror(code) in line)
-    spilled = str(Path(temporary).resolve()) in text
+    spilled = temporary in text
     named = _FILE_IN_TEXT.search(text)
     return OSError(code, text, temporary if spilled else named and named[1])
 

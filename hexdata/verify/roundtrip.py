@@ -7,11 +7,9 @@ batch by batch. Differences that the readers do not show, such as pickle opcodes
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain, zip_longest
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -29,6 +27,7 @@ from hexdata.store.disk_space import translate_disk_full, translate_temporary_di
 from hexdata.store.files import digest_beginning, digest_file
 from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
 from hexdata.store.parquet import read_parquet, regroup
+from hexdata.temporary import temporary_folder
 
 __all__ = ["RoundTrip", "check_round_trip"]
 
@@ -146,8 +145,8 @@ def _check(
         # An empty file has nothing to compare; the file found may be another empty one.
         return RoundTrip(source.name, True, "contains no games, like the original")
     try:
-        with tempfile.TemporaryDirectory(prefix="hexdata-", ignore_cleanup_errors=True) as scratch:
-            written = Path(scratch) / "written.pkl.gz"
+        with temporary_folder("written") as scratch:
+            written = scratch / "written.pkl.gz"
             with translate_temporary_disk_full(), add_path_to_disk_full(written):
                 write_legacy(
                     written,

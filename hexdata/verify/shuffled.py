@@ -5,10 +5,8 @@ The expected buckets are computed again from the seed, the options and the numbe
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
@@ -24,6 +22,7 @@ from hexdata.store.columns import select_sql
 from hexdata.store.integrity import BUCKETS_REMOVED
 from hexdata.store.parquet import open_parquet
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
+from hexdata.temporary import temporary_folder
 from hexdata.verify.options import VerifyOptions
 
 __all__ = ["check_order", "check_quality", "check_rows", "open_placement"]
@@ -112,11 +111,11 @@ def open_placement(
     """
     lineage = store.manifest.stages["shuffle"]
     with (
-        tempfile.TemporaryDirectory(prefix="hexdata-", ignore_cleanup_errors=True) as folder,
+        temporary_folder("placement") as folder,
         duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con,
     ):
-        selection = select(store, _options(store), lineage["seed"], con, Path(folder))
-        yield con, selection, selection.assign_buckets(lineage["buckets"], con, Path(folder))
+        selection = select(store, _options(store), lineage["seed"], con, folder)
+        yield con, selection, selection.assign_buckets(lineage["buckets"], con, folder)
 
 
 def _options(store: Store) -> SelectionOptions:

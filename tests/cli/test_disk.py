@@ -66,9 +66,9 @@ EXPECTED = {
     "report": ("after.html", "Choose another --output or free disk space, and run the command again."),
     "show": ("game.svg", "Free disk space, or choose another file."),
     "sql": ("a.parquet", "Free disk space or choose another path, and run the query again."),
-    "spill": ("tmp/duckdb-", ELSEWHERE),
+    "spill": ("tmp/hexdata-duckdb-", ELSEWHERE),
     "demo": ("demo/v", AGAIN),
-    "round trip": ("tmp/hexdata-", ELSEWHERE),
+    "round trip": ("tmp/hexdata-written-", ELSEWHERE),
     "convert": ("store/", AGAIN),
     "plan": ("tmp/hexdata-plan-", ELSEWHERE),
 }

@@ -40,7 +40,7 @@ def ids_of(batches: Any) -> list[list[int]]:
 def mapped_files(process: int) -> set[str]:
     """Return the names of the shared arrays that a process has mapped."""
     lines = Path(f"/proc/{process}/maps").read_text().splitlines()
-    return {Path(line.split(maxsplit=5)[5]).name for line in lines if line.endswith(".arrays")}
+    return {Path(line.split(maxsplit=5)[5]).name for line in lines if "/hexdata-arrays-" in line}
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", *(["spawn"] if FULL else [])])
@@ -53,7 +53,7 @@ def test_workers_deliver_the_batches_of_the_loader(trmph_store: Path, temporary:
             for name, array in arrays.items():
                 assert batch[name].numpy().tobytes() == array.tobytes()
         assert loader.epoch_digest == alone.epoch_digest is not None
-    files = list(temporary.glob("hexdata-*.arrays"))
+    files = list(temporary.glob("hexdata-arrays-*"))
     assert len(files) == (0 if method == "fork" else 1)
 
 
@@ -63,7 +63,7 @@ def test_workers_that_are_not_forked_map_the_same_file(trmph_store: Path, tempor
     batches = iter(loader)
     for _ in islice(batches, 4):
         pass
-    (file,) = temporary.glob("hexdata-*.arrays")
+    (file,) = temporary.glob("hexdata-arrays-*")
     assert loader.loader.games is not None
     assert file.stat().st_size >= sum(array.nbytes for array in loader.loader.games.arrays.values())
     workers = [process.pid for process in multiprocessing.active_children() if process.pid is not None]
@@ -116,4 +116,4 @@ def test_a_loader_continues_after_its_table_was_shared(trmph_store: Path, tempor
         got += part
         loader.load_state_dict(workers.state_dict())
     assert got + ids_of(loader) == expected
-    assert len(list(temporary.glob("hexdata-*.arrays"))) == 1
+    assert len(list(temporary.glob("hexdata-arrays-*"))) == 1

@@ -58,7 +58,7 @@ def expected(
 
 
 def temporaries(store: Path) -> list[Path]:
-    return [p for p in store.rglob("*") if p.name.endswith(".tmp") or p.name.startswith(("cut-", "duckdb-"))]
+    return [p for p in store.rglob("*") if p.name.endswith(".tmp") or p.name.startswith("hexdata-")]
 
 
 # --- full disks ---------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def test_a_failed_spill_is_a_full_disk(stores: dict[str, Path], monkeypatch: pyt
     with (
         pytest.raises(
             BudgetError,
-            match=r"/duckdb-\w+: the disk is full; found failed to .* free\. Free disk space there",
+            match=r"/hexdata-duckdb-[\w-]+: the disk is full; found failed to .*Free disk space there",
         ),
         open_catalog(stores["exported"], memory=MEMORY, threads=1) as con,
     ):
