@@ -15,6 +15,7 @@ from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.integrity import find_damage, rebuild_commands, stage_command
 from hexdata.store.journal import read_journal
 from hexdata.store.parquet import read_parquet
+from hexdata.text import without_game
 
 __all__ = ["StageInfo", "StoreInfo", "store_info"]
 
@@ -63,6 +64,7 @@ class StoreInfo:
         schema_version: Version of the tables. Older ones can only be read.
         board_size: Cells along an edge; None for a store without positions.
         counts: Number of rows of the tables sources, games, positions and rejected.
+        without_game: Number of positions that belong to no known game; None if the table of games is damaged.
         bytes: Size of all files.
         files: Number of files.
         splits: Number of games of each split; empty if the table of games is damaged.
@@ -79,6 +81,7 @@ class StoreInfo:
     schema_version: int
     board_size: int | None
     counts: dict[str, int]
+    without_game: int | None
     bytes: int
     files: int
     splits: dict[str, int]
@@ -114,11 +117,16 @@ def _describe(opened: Store) -> StoreInfo:
     finished = {entry.stage: entry.finished for entry in read_journal(opened.path)}
     stages = [_stage(opened, stage, bool(missing[stage]), finished.get(stage)) for stage in _FOLDERS]
     writer = storage_of(opened.path).find_writer()
+    unknown = None if missing["convert"] else opened.count_without_game()
+    notes = _notes(opened, stages, writer)
+    if unknown:
+        notes.append(without_game(unknown, manifest.counts["positions"]))
     return StoreInfo(
         store=str(opened.path),
         schema_version=manifest.schema_version,
         board_size=manifest.board_size,
         counts={name: manifest.counts.get(name, 0) for name in ("sources", "games", "positions", "rejected")},
+        without_game=unknown,
         bytes=manifest.total_bytes,
         files=len(manifest.files),
         splits={} if missing["convert"] else _splits(opened),
@@ -126,7 +134,7 @@ def _describe(opened: Store) -> StoreInfo:
         stages=stages,
         missing=[name for names in missing.values() for name in names],
         writer=writer,
-        notes=_notes(opened, stages, writer),
+        notes=notes,
         steps=_steps(opened, stages, missing),
     )
 

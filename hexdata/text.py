@@ -10,7 +10,16 @@ import textwrap
 from collections.abc import Collection, Iterable
 from typing import Final
 
-__all__ = ["count_of", "did_you_mean", "encodable", "lines_by_cause", "printable", "shell_word", "wrap"]
+__all__ = [
+    "count_of",
+    "did_you_mean",
+    "encodable",
+    "lines_by_cause",
+    "printable",
+    "shell_word",
+    "without_game",
+    "wrap",
+]
 
 _INVISIBLE: Final = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -78,6 +87,14 @@ def did_you_mean(name: str, known: Collection[str]) -> str | None:
     """Return a hint with the most similar known name, or None if none is similar."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {near[0]!r}?" if near else None
+
+
+def without_game(count: int, positions: int) -> str:
+    """Return the sentence, without a full stop, about positions that belong to no known game."""
+    return (
+        f"{count:,} of {count_of(positions, 'position')} belong to no known game: they are in train, and "
+        "dispersion, duplicates and the split by game cannot be checked for them"
+    )
 
 
 def count_of(number: int, noun: str) -> str:

@@ -85,6 +85,7 @@ class ConvertResult:
         records: Number of records read; ``positions`` + ``rejected``.
         positions: Number of positions accepted.
         rejected: Number of records rejected.
+        without_game: Number of the positions that belong to no known game. They are in the split train.
         games: Number of games.
         duplicate_games: Number of games that duplicate an earlier game.
         reasons: Reason code to number of rejected records, most frequent first.
@@ -109,6 +110,7 @@ class ConvertResult:
     duplicate_games: int
     reasons: dict[str, int]
     failed_files: dict[str, str]
+    without_game: int = 0
     flags: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     file_notes: dict[str, list[str]] = field(default_factory=dict)

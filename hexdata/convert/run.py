@@ -74,7 +74,7 @@ from hexdata.store.manifest import StoreFile
 from hexdata.store.parquet import read_parquet, write_parquet
 from hexdata.store.stage_log import StageLog
 from hexdata.strict_json import parse_metadata
-from hexdata.text import count_of, lines_by_cause, shell_word
+from hexdata.text import count_of, lines_by_cause, shell_word, without_game
 
 __all__ = ["ConvertRun"]
 
@@ -171,10 +171,11 @@ class ConvertRun:
         sources = self._with_targets(self._assign(sources))
         flags = self._flag_games(sources)
         notes = self._notes(sources, (name for _, name in same))
-        result = self._result(sources, flags, notes)
+        unknown_before = self.store.count_without_game()
         if sources:
             facts = self._publish(sources)
             self._publish_tables(sources, facts, flags)
+        result = self._result(sources, flags, notes, self.store.count_without_game() - unknown_before)
         storage_of(self.work).remove_tree()  # not needed once the manifest lists all parts
         return result
 
@@ -761,18 +762,22 @@ class ConvertRun:
         manifest.save(self.store.path)
 
     def _result(
-        self, sources: list[ConvertSource], flags: list[FlagCounts], notes: list[str]
+        self, sources: list[ConvertSource], flags: list[FlagCounts], notes: list[str], unknown: int
     ) -> ConvertResult:
         counts = sum((Counter(own.flags) for own in flags), Counter())
+        positions = sum(s.facts.positions for s in sources)
+        if unknown:
+            notes = [*notes, without_game(unknown, positions)]
         return ConvertResult(
             sources=len(sources),
             skipped=len(self.skipped),
             records=sum(s.facts.records for s in sources),
-            positions=sum(s.facts.positions for s in sources),
+            positions=positions,
             rejected=sum(s.facts.rejected for s in sources),
             games=sum(s.facts.games for s in sources if s.owns_games),
             duplicate_games=sum(own.duplicates for own in flags),
             reasons=reasons_of(sources),
+            without_game=unknown,
             failed_files=failed_files(sources),
             flags=sorted_counts(counts),
             notes=notes,

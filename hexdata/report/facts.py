@@ -78,6 +78,7 @@ class ReportFacts:
         version: Version of hexdata.
         board_size: Number of rows of the board; None if the store has no positions.
         counts: Number of rows by table.
+        without_game: Number of positions that belong to no known game.
         stages: The stages that have run, in order.
         tables: Rows of each query in ``QUERIES``.
         spread: Number of buckets reached by the games of the training split; None if it is not shuffled.
@@ -92,6 +93,7 @@ class ReportFacts:
     version: str
     board_size: int | None
     counts: dict[str, int]
+    without_game: int
     stages: list[StageSummary]
     tables: dict[str, list[Row]]
     spread: Spread | None
@@ -141,6 +143,7 @@ def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) ->
         version=__version__,
         board_size=opened.manifest.board_size,
         counts={name: opened.manifest.counts.get(name, 0) for name in STAGES["convert"]},
+        without_game=opened.count_without_game(),
         stages=stages,
         tables=tables,
         spread=spread,

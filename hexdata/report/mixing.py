@@ -16,7 +16,7 @@ from hexdata.report.charts import (
 from hexdata.report.facts import SPLIT, ReportFacts
 from hexdata.report.page import PageTable, Section
 from hexdata.report.spread import Spread
-from hexdata.report.verdict import batch_sentence, number, unmeasured_reason
+from hexdata.report.verdict import batch_sentence, number, unknown_games, unmeasured_reason
 from hexdata.text import count_of
 
 __all__ = ["mixing_sections"]
@@ -67,6 +67,7 @@ def _dispersion(facts: ReportFacts, quality: Quality) -> Section:
         )
     if games.after is not None and games.expected is not None and quality.buckets > 1:
         finding += f" A bucket contains {number(games.after)} games; {number(games.expected)} are expected."
+    finding = f"{finding} {unknown_games(facts)}".rstrip()
     return Section("dispersion", "Dispersion of games", finding, reading, pictures, [_buckets(quality)])
 
 

@@ -9,7 +9,7 @@ from hexdata.quality import Figure, Quality
 from hexdata.report.facts import SPLIT, ReportFacts, StageSummary
 from hexdata.store import store_argument
 from hexdata.store.integrity import BUCKETS_REMOVED, stage_command
-from hexdata.text import count_of
+from hexdata.text import count_of, without_game
 from hexdata.units import format_bytes
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "judged_figures",
     "number",
     "tiles",
+    "unknown_games",
     "unmeasured_reason",
 ]
 
@@ -178,11 +179,18 @@ def unmeasured_reason(facts: ReportFacts) -> str:
 
 
 def game_sentences(facts: ReportFacts) -> str:
-    """Return sentences about the positions of a game in a batch, if it is measured, and in an epoch."""
-    if facts.quality is None:
-        return _in_an_epoch(facts)
-    met = batch_sentence(facts.quality)
-    return f"{met} {_in_an_epoch(facts, still='a game meets itself' in met)}".strip()
+    """Return sentences about the positions of a game in a batch, if it is measured, and in an epoch.
+
+    The last one names the positions without a game, which they do not cover.
+    """
+    met = "" if facts.quality is None else batch_sentence(facts.quality)
+    sentences = (met, _in_an_epoch(facts, still="a game meets itself" in met), unknown_games(facts))
+    return " ".join(filter(None, sentences))
+
+
+def unknown_games(facts: ReportFacts) -> str:
+    """Return the sentence about the positions that belong to no known game; empty if there are none."""
+    return f"{without_game(facts.without_game, facts.counts['positions'])}." if facts.without_game else ""
 
 
 def batch_sentence(quality: Quality) -> str:
@@ -301,7 +309,8 @@ def _followed(facts: ReportFacts) -> str:
 
 def _odd(facts: ReportFacts) -> Answer:
     question = "Is anything unusual?"
-    found = [text for text in (_rejected(facts), _duplicates(facts), _flags(facts)) if text]
+    texts = (_rejected(facts), unknown_games(facts), _duplicates(facts), _flags(facts))
+    found = [text for text in texts if text]
     if not found:
         return Answer(
             question, "good", "No", "There are no rejected records, no duplicate games and no flagged games."

@@ -14,7 +14,7 @@ from hexdata.schema import SCHEMA_VERSION
 from hexdata.storage import LOCK_NAME, AnyPath, as_path, is_address, storage_of, translate_errors
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
-from hexdata.store.parquet import ParquetFiles
+from hexdata.store.parquet import ParquetFiles, read_parquet
 from hexdata.text import shell_word
 
 __all__ = ["Store", "store_argument"]
@@ -136,6 +136,12 @@ class Store:
         if files := self.manifest.files_in(folder):
             sizes = storage_of(self.path / folder).files()
             yield from (n for n, f in files.items() if sizes.get(n.removeprefix(f"{folder}/")) != f.bytes)
+
+    def count_without_game(self) -> int:
+        """Return the number of positions that belong to no known game."""
+        tables = (read_parquet(path, ["positions"]) for path in self.files("games"))
+        in_games = sum(int(table["positions"].to_numpy().sum()) for table in tables)
+        return self.manifest.counts.get("positions", 0) - in_games
 
     def input_digest(self, stage: str) -> str:
         """Return the digest of the current input files of ``stage``."""

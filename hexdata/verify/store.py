@@ -22,6 +22,7 @@ from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
 from hexdata.store.integrity import BUCKETS_REMOVED, find_damage, rebuild_commands
 from hexdata.store.manifest import Manifest
+from hexdata.text import without_game
 from hexdata.verify.games import check_games
 from hexdata.verify.options import VerifyOptions
 from hexdata.verify.shards import check_shards
@@ -160,7 +161,7 @@ class _Verification:
         self._check("stages", partial(check_stage_facts, store))
         self._check("position ids", partial(check_dense_ids, store, "positions", "position_id"))
         self._check("game ids", partial(check_dense_ids, store, "games", "game_id"))
-        self._check("games", partial(check_games, store, self.options))
+        self._check("games", lambda: check_games(store, self.options) + self._without_game())
         self._check("position values", partial(check_position_values, store))
         self._check("game values", partial(check_game_values, store, self.options))
         shuffled = self._stage("shuffle")
@@ -197,7 +198,12 @@ class _Verification:
         if self.store.manifest.removed_buckets:
             return f"not measured: {BUCKETS_REMOVED}"
         self.result.quality = measure_quality(path, **self.options.session(path)._asdict())
-        return check_quality(self.result.quality)
+        return check_quality(self.result.quality) + self._without_game()
+
+    def _without_game(self) -> str:
+        """Return what the checks of games do not cover, as the end of their details."""
+        unknown = self.store.count_without_game()
+        return f"; {without_game(unknown, self.store.manifest.counts['positions'])}" if unknown else ""
 
     def _check(self, name: str, check: Callable[[], str]) -> bool:
         try:
