@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.board import game_hash
-from hexdata.games.find import GAMES, ROWS, column
+from hexdata.games.find import GAMES, ROWS, column, with_columns
 from hexdata.games.findings import PLAYED, Finding, SpoolTables, read_aligned, with_played_moves
 from hexdata.store.originals import KEPT_PREFIX
 
@@ -70,10 +70,10 @@ def cut_rows(
         kept_rows = pa.array(~removed)
         yield (
             _without_move(raw, ply == cut).filter(kept_rows),
-            _with_column(
-                _with_column(rows, "total", pa.array(total, mask=total < 0)),
-                "move",  # those that differ from the policies are in ``raw`` now
-                pa.nulls(len(game), pa.uint16()),
+            with_columns(
+                rows,
+                total=pa.array(total, mask=total < 0),
+                move=pa.nulls(len(game), pa.uint16()),  # ``raw`` has them now
             ).filter(kept_rows),
             raw.column("record").filter(pa.array(removed)).to_pylist(),
         )
@@ -118,15 +118,8 @@ def _without_move(raw: pa.RecordBatch, last: npt.NDArray[np.bool_]) -> pa.Record
         metadata = {**json.loads(texts[index] or "{}"), f"{KEPT_PREFIX}move": int(moves[index])}
         texts[index] = json.dumps(metadata, separators=(",", ":"))
     if texts:
-        raw = _with_column(raw, "metadata", pa.array(texts, pa.string()))
+        raw = with_columns(raw, metadata=pa.array(texts, pa.string()))
     move = np.where(last, -1, moves)
     found = column(raw, "findings", 0)
     found = np.where(last, found & ~int(Finding.OCCUPIED_MOVE), found)
-    raw = _with_column(raw, "move", pa.array(move, mask=move < 0))
-    return _with_column(raw, "findings", pa.array(found))
-
-
-def _with_column(batch: pa.RecordBatch, name: str, values: pa.Array) -> pa.RecordBatch:
-    index = batch.schema.get_field_index(name)
-    field = batch.schema.field(index)
-    return batch.set_column(index, field, values.cast(field.type))
+    return with_columns(raw, move=pa.array(move, mask=move < 0), findings=pa.array(found))

@@ -28,6 +28,7 @@ __all__ = [
     "identity_hash",
     "played_moves",
     "position_hash",
+    "with_columns",
 ]
 
 Grouping = Literal["boards", "ids", "runs"]
@@ -139,6 +140,15 @@ def column(table: pa.Table | pa.RecordBatch, name: str, null: float) -> Array:
     kind = pa.float64() if pa.types.is_floating(values.type) else pa.int64()
     array: Array = values.cast(kind).fill_null(null).to_numpy()
     return array
+
+
+def with_columns(batch: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
+    """Return a batch in which these columns have other values, in the type of the batch."""
+    for name, values in columns.items():
+        index = batch.schema.get_field_index(name)
+        field = batch.schema.field(index)
+        batch = batch.set_column(index, field, values.cast(field.type))
+    return batch
 
 
 def binary_matrix(boards: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.uint8]:

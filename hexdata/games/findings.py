@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from hexdata.board import BLUE, RED, unpack_boards, winner_of
 from hexdata.games.convention import Convention, Votes
-from hexdata.games.find import binary_matrix, column
+from hexdata.games.find import binary_matrix, column, with_columns
 from hexdata.policy import SparsePolicies
 from hexdata.schema import board_size_of
 
@@ -449,11 +449,8 @@ def with_played_moves(raw: pa.RecordBatch, rows: pa.RecordBatch) -> pa.RecordBat
         of_moves = ones.to_arrow(np.ones(len(one_hot), bool)).cast(policy.type)
         policy = pa.concat_arrays([policy, of_moves]).take(pa.array(taken))
     stated[new] = played[new]
-    changed = {"move": pa.array(stated, mask=stated < 0), "policy": policy, "findings": pa.array(found)}
-    for name, values in changed.items():
-        index = raw.schema.get_field_index(name)
-        raw = raw.set_column(index, raw.schema.field(index), values.cast(raw.schema.field(index).type))
-    return raw
+    moves = pa.array(stated, mask=stated < 0)
+    return with_columns(raw, move=moves, policy=policy, findings=pa.array(found))
 
 
 def read_aligned(

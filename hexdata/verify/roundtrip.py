@@ -12,13 +12,17 @@ from dataclasses import astuple, dataclass
 from itertools import chain, zip_longest
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hexdata.board import MAX_SIZE
 from hexdata.errors import BudgetError, HexdataError, InputError, VerifyError
 from hexdata.formats import BATCH_ROWS, FilePart, SizeSelectingReader, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.formats.legacy.dialect import DIALECT_KEY
+from hexdata.games.find import column, with_columns
+from hexdata.policy import SparsePolicies
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import POLICY_TYPE
 from hexdata.storage import AnyPath, add_path_to_disk_full, as_path, prefix_of, storage_of
@@ -262,17 +266,25 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
 def _comparable(positions: pa.RecordBatch) -> pa.RecordBatch:
     """Return positions of a source without legacy examples in the form that dict examples can represent.
 
-    A dict example has either a move or a policy, so positions with a policy have no move. Spellings of the
-    dict examples are removed from ``metadata``.
+    A dict example has either a policy or a move, which is a one-hot policy. Spellings of the dict examples
+    are removed from ``metadata``.
     """
-    index = positions.schema.get_field_index("move")
-    move = positions.column(index)
-    moves = pc.if_else(positions.column("policy").is_valid(), pa.nulls(len(move), move.type), move)
+    move = column(positions, "move", -1).copy()
+    rows, policies = SparsePolicies.from_arrow(positions.column("policy"), MAX_SIZE**2)
+    single = np.flatnonzero(np.diff(policies.starts) == 1)
+    single = single[policies.probabilities[policies.starts[single]] == 1]
+    move[rows] = -1
+    move[rows[single]] = policies.cells[policies.starts[single]]
+    kept = np.delete(np.arange(len(rows)), single)
+    has_policy = np.isin(np.arange(len(move)), rows[kept])
     encoded = positions.column("metadata").dictionary_encode()
     texts = [_without_spellings(text) for text in encoded.dictionary.to_pylist()]
-    metadata = pa.array(texts, pa.string()).take(encoded.indices)
-    positions = positions.set_column(index, "move", moves)
-    return positions.set_column(positions.schema.get_field_index("metadata"), "metadata", metadata)
+    return with_columns(
+        positions,
+        move=pa.array(move, mask=move < 0),
+        policy=policies.take(kept).to_arrow(has_policy),
+        metadata=pa.array(texts, pa.string()).take(encoded.indices),
+    )
 
 
 def _without_spellings(text: str) -> str | None:

@@ -190,6 +190,27 @@ def convert(source: Path, store: Path, **options: Any) -> Any:
     return convert_sources([source], store, ConvertOptions(workers=1, val=0, test=0, **options))
 
 
+def selfplay(games: list[Played]) -> dict[str, Any]:
+    """Return a pickle of self-play games, whose policies are probabilities."""
+
+    def text(moves: list[int]) -> str:
+        return f"#{N}," + "".join(f"{'abcdef'[cell % N]}{cell // N + 1}" for cell in moves)
+
+    return {
+        "games": [
+            {
+                "moves": [text(game.moves[:ply]) for ply in range(len(game.moves))],
+                "policies": [policy for policy in game.policies if policy is not None],
+                "values": [0.5] * len(game.moves),
+                "winner": ("blue", "red")[game.winner],
+                "final_trmph": text(game.moves),
+                "num_moves": len(game.moves),
+            }
+            for game in games
+        ]
+    }
+
+
 # --- tests --------------------------------------------------------------------------------------------
 
 
@@ -247,6 +268,24 @@ def test_each_position_keeps_its_game_and_its_policy(tmp_path: Path, layout: str
             assert np.array_equal(policies[row["position_id"]], np.zeros(CELLS) if policy is None else policy)
 
 
+@pytest.mark.parametrize("change", ["soft everywhere", "one-hot on another cell"])
+def test_self_play_games_are_held_as_games(tmp_path: Path, change: str) -> None:
+    games = random_games(5, seed=8)
+    rng = np.random.default_rng(1)
+    for game in games:
+        CHANGES[change](game, rng)
+    save_pickle(tmp_path / "in/selfplay.pkl.gz", selfplay(games))
+    result = convert(tmp_path / "in", tmp_path / "store")
+    assert (result.games, result.without_game) == (len(games), 0)
+    assert positions_of_games(tmp_path / "store").keys() == {tuple(game.moves) for game in games}
+    assert all(each.ok for each in check_round_trip(tmp_path / "store", tmp_path / "in"))
+    (loader, *_) = assert_modes_agree(
+        tmp_path / "store", write_shards(tmp_path / "store", tmp_path / "shards"), FEW
+    )
+    assert loader.games is not None
+    assert loader.games.game_rows == result.positions
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_duplicates_are_found_whatever_the_policies_are(tmp_path: Path, layout: str) -> None:
     plain, other = random_games(2, seed=3)
@@ -279,6 +318,7 @@ def test_a_repeated_move_under_any_policy(tmp_path: Path, policy: str | None) ->
     cut = convert(tmp_path / "in", tmp_path / "cut", truncate_repeats=True)
     assert (cut.games, cut.rejected, cut.without_game) == (3, 5, 0)
     assert tuple(repeated.moves[:3]) in positions_of_games(tmp_path / "cut")
+    assert all(each.ok for each in check_round_trip(tmp_path / "cut", tmp_path / "in"))
 
 
 def test_a_soft_policy_in_a_shuffled_file_without_ids(tmp_path: Path) -> None:
