@@ -20,7 +20,7 @@ from hexdata.text import shell_word
 __all__ = ["Store", "store_argument"]
 
 _WORK_NAME: Final = ".work"
-_FIRST_FOLDERS: Final = {"positions", "games", "sources", "rejected"}
+_FIRST_FOLDERS: Final = {"positions", "games", "sources", "rejected", "logs"}
 """Folders that the first run creates before the manifest exists."""
 _FOLDERS: Final = (*_FIRST_FOLDERS, "shuffled", "shards", "pickles", _WORK_NAME)
 """All folders that hexdata creates in a store."""
@@ -218,7 +218,7 @@ class Store:
         """
         self.require_writable()
         self._require_permission()
-        held = storage_of(self.path).lock(stage, (*_FOLDERS, "logs"), shares_work=self.shares_work)
+        held = storage_of(self.path).lock(stage, _FOLDERS, shares_work=self.shares_work)
         with translate_disk_full(self.work_disk), held as lock:
             if not lock.has_current_work:
                 storage_of(self.work).remove_tree()  # out of date: other machines have written since

@@ -119,14 +119,14 @@ class Converted:
     def files(self) -> dict[str, bytes]:
         """Return the content of every file of the store by relative path, including unfinished work.
 
-        The lock, the journal and the files that are written from the manifest are excluded.
+        The lock, the logs and the files that are written from the manifest are excluded.
         """
         paths = {path.relative_to(self.path).as_posix(): path for path in sorted(self.path.rglob("*"))}
-        others = {".lock", "logs/stages.jsonl", *DERIVED}
+        others = {".lock", *DERIVED}
         return {
             file_name: p.read_bytes()
             for file_name, p in paths.items()
-            if p.is_file() and file_name not in others
+            if p.is_file() and file_name not in others and not file_name.startswith("logs/")
         }
 
     def table(self, name: str) -> pa.Table:
