@@ -199,8 +199,7 @@ _LINE: Final = re.compile(
     r"\s*(?P<url>https?://[^\s#]*)?"
     r"#(?P<size>[0-9]{1,3}),(?P<moves>[a-z0-9]*)"
     r"(?:\s+(?P<winner>[12bBrR]))?"
-    r"(?:\s+#(?:\s.*)?)?\s*",
-    re.DOTALL,
+    r"(?:\s+#(?:[ \t][^\r]*+)?)?\s*",
 )
 
 

@@ -33,12 +33,12 @@ from hexdata.board import (
 )
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
-from hexdata.formats.run_header import RunHeader
+from hexdata.formats.run_header import FACT_NAMES, RunHeader
 from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, FilePart, RawBatch, Rejection
 from hexdata.schema import END_REASONS, SWAPS, raw_schema
 from hexdata.storage import AnyPath, as_path, storage_of
 
-__all__ = ["GAME_LIMITS", "MAX_LINE", "GameBuilder", "GameReader", "GameRecord", "LineReader"]
+__all__ = ["GAME_LIMITS", "MAX_LINE", "GameBuilder", "GameReader", "GameRecord", "LineReader", "is_comment"]
 
 GAME_LIMITS: Final = GunzipLimits(decompressed_bytes=1 << 40, ratio=100, ratio_floor=4 << 20)
 """Limits for files of games. Real TRMPH games take about 120 bytes each and compress 2:1 to 3:1.
@@ -48,6 +48,13 @@ Ratio and floor are lower than for pickles, as every short invalid line takes as
 
 MAX_LINE: Final = 1 << 16
 """Maximum length of a line in bytes. The longest game, 1,024 moves, takes 5 kB; a comment may follow it."""
+
+_COMMENT: Final = re.compile(
+    rb"#(?![ \t]*[0-9]*,[a-z]{1,2}[0-9])(?:[ \t][^\r]*|(?:" + FACT_NAMES + rb")[ \t]*[:=][^\r]*|)",
+    re.IGNORECASE,
+)
+"""A comment: ``#`` alone, before a blank, or before the name of a fact. Moves after a size are none, nor are
+lines that are not separated by a line feed: these are damaged games."""
 
 _BUFFER: Final = 1 << 14
 """Bytes of the read buffer: at most ``MAX_LINE``, so that no blank line within it is too long."""
@@ -256,7 +263,7 @@ class GameReader(ABC):
         self._start = 0 if part is None else part.start
         self.damage: FormatError | None = None
         self._salvage = salvage
-        self._counts = Counter(winners_from_chain=0)
+        self._counts = Counter(winners_from_chain=0, bytes_between_games=0)
         self._run = RunHeader()
         self.header: dict[str, object] = {"counts": self._counts}
         raw = storage_of(self.path).open()
@@ -368,15 +375,20 @@ class GameReader(ABC):
                 )
 
 
+def is_comment(line: bytes) -> bool:
+    """Return whether a line is a comment: ``# text``, ``#`` alone, or a fact of the run such as ``#seed: 1``.
+
+    Any other line that is not blank is a record, which is rejected if it is no game.
+    """
+    return _COMMENT.fullmatch(line.strip()) is not None
+
+
 class LineReader(GameReader):
-    """Reader of a file with one game per line, blank lines, and comment lines that begin with ``#``.
+    """Reader of a file with one game per line, blank lines, and comment lines as of :func:`is_comment`.
 
     Comment lines that state facts of the run, such as ``# Model: x``, are in ``header`` under "run",
     "run_changes" and "run_unread", as ``RunHeader.as_json`` describes.
     """
-
-    _comment: ClassVar[re.Pattern[bytes]]
-    """Matches the beginning of a comment line."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -394,8 +406,9 @@ class LineReader(GameReader):
 
     def _games(self) -> Iterator[GameRecord]:
         before, filled = self._skip_to_start()
-        for line_idx, (number, line) in enumerate(self._filled_lines(before), start=filled + 1):
-            if self._comment.match(line.strip()):
+        lines = enumerate(self._filled_lines(before), start=filled + 1)
+        for line_idx, (number, line, is_comment_line) in lines:
+            if is_comment_line:
                 self._counts["comments"] += 1
                 self._run.read_comment(line)
                 continue
@@ -420,14 +433,14 @@ class LineReader(GameReader):
             if not within:
                 text = line.removeprefix(BOM_UTF8) if number == 0 else line
                 filled += len(line) > MAX_LINE or not (not text or text.isspace())
-                if self._comment.match(text.strip()):
+                if is_comment(text):
                     self._run.read_comment(text)
             within = not line.endswith(b"\n")
             number += not within
         return number, filled
 
-    def _filled_lines(self, number: int) -> Iterator[tuple[int, bytes]]:
-        """Yield number and bytes of each line that is not blank; only the beginning of lines too long.
+    def _filled_lines(self, number: int) -> Iterator[tuple[int, bytes, bool]]:
+        """Yield each line that is not blank: its number, its first bytes, and whether it is a comment.
 
         Args:
             number: Number of lines before.
@@ -435,22 +448,30 @@ class LineReader(GameReader):
         try:
             while line := self._file.readline(MAX_LINE + 1):
                 number += 1
+                size = len(line)
                 if number == 1:
                     line = line.removeprefix(BOM_UTF8)  # some editors write a byte order mark
+                is_record = False
                 if (not line or line.isspace()) and len(line) <= MAX_LINE:
-                    number += self._skip_blank_lines()
-                    continue
-                yield number, line
+                    blank = self._blank_lines()
+                    number += blank.count(b"\n")
+                    size += len(blank)
+                else:
+                    is_record = not is_comment(line)
+                    yield number, line, not is_record
                 while len(line) > MAX_LINE and not line.endswith(b"\n"):
                     line = self._file.readline(MAX_LINE + 1)
+                    size += len(line)
+                if not is_record:
+                    self._counts["bytes_between_games"] += size
         except FormatError as error:
             self._handle_damage(error)
 
-    def _skip_blank_lines(self) -> int:
-        """Skip all blank lines in the read buffer at once, and return their number."""
+    def _blank_lines(self) -> bytes:
+        """Return all blank lines in the read buffer at once."""
         ahead = self._file.peek()
         blank = ahead[: len(ahead) - len(ahead.lstrip())]
-        return self._file.read(blank.rfind(b"\n") + 1).count(b"\n")
+        return self._file.read(blank.rfind(b"\n") + 1)
 
 
 def _text(line: bytes) -> str:

@@ -15,16 +15,15 @@ from typing import ClassVar, Final
 
 from hexdata.board import BLUE, RED, cell_index
 from hexdata.errors import FormatError, Reason
-from hexdata.formats.games import GameBuilder, GameRecord, LineReader
+from hexdata.formats.games import GameBuilder, GameRecord, LineReader, is_comment
 
 __all__ = ["HexWorldReader", "looks_like_hexworld"]
 
-_COMMENT: Final = re.compile(rb"#(?![0-9])")
 _LINE: Final = re.compile(
     r"(?:(?P<url>https?://[^\s#]*)?#)?"
     r"(?P<columns>[0-9]{1,4})(?:x(?P<rows>[0-9]{1,4}))?(?P<options>(?:r[0-9]{1,3}|c[0-9]{1,3}|m|n)*)"
     r"(?:,(?P<before>[a-z0-9:S]*))?(?:,(?P<after>[a-z0-9:S]*))?,*"
-    r"(?:\s+(?:#.*)?)?"
+    r"(?:\s+#(?:[ \t][^\r]*)?)?"
 )
 _MOVE: Final = re.compile(r"[a-z]{1,3}[1-9][0-9]{0,3}|:s|:S|:p|:[rf][bw]")
 _SIZE: Final = rb"[0-9]{1,2}(?:x[0-9]{1,2})?"
@@ -48,7 +47,7 @@ def looks_like_hexworld(head: bytes) -> bool:
     if b"\0" in head:
         return False
     lines = map(bytes.strip, head.removeprefix(BOM_UTF8).split(b"\n"))
-    first = next((line for line in lines if line and not _COMMENT.match(line)), b"")
+    first = next((line for line in lines if line and not is_comment(line)), b"")
     return _GAME.match(first) is not None
 
 
@@ -69,7 +68,6 @@ class HexWorldReader(LineReader):
     """
 
     format = "hexworld"
-    _comment = _COMMENT
     _winner_hint: ClassVar[str] = "a resignation, such as :rb, or a winning chain"
 
     def _read_game(self, text: str, game: GameRecord) -> None:

@@ -12,6 +12,7 @@ name code to run: only installed packages add readers.
 
 from __future__ import annotations
 
+import codecs
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -85,6 +86,13 @@ class SourceFormat:
         return any(fnmatchcase(name.lower(), pattern) for pattern in self.patterns)
 
 
+def _is_named_text(head: bytes, name: str, *suffixes: str) -> bool:
+    """Return whether a file has the name of a text and may be one, although some of its bytes are damaged."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 16 * head.count(b"\0") > len(head):
+        return False
+    return any(suffix in name.lower() for suffix in suffixes)
+
+
 def _is_legacy(head: bytes, _name: str) -> bool:
     from hexdata.formats.legacy.source import looks_like_pickle
 
@@ -103,7 +111,7 @@ def _open_legacy(path: AnyPath, *, salvage: bool, part: FilePart | None) -> Sour
 def _is_trmph(head: bytes, name: str) -> bool:
     from hexdata.formats.trmph import looks_like_trmph
 
-    return looks_like_trmph(head) or (not head and ".trmph" in name)
+    return looks_like_trmph(head) or _is_named_text(head, name, ".trmph")
 
 
 def _open_trmph(path: AnyPath, *, salvage: bool, part: FilePart | None) -> SourceReader:
@@ -128,8 +136,11 @@ def _open_katahex(path: AnyPath, *, salvage: bool, part: FilePart | None) -> Sou
 def _is_hexworld(head: bytes, name: str) -> bool:
     from hexdata.formats.hexworld import looks_like_hexworld
     from hexdata.formats.sgf import looks_like_sgf
+    from hexdata.formats.trmph import looks_like_trmph
 
-    named = ".hexworld" in name.lower() and b"\0" not in head
+    named = _is_named_text(head, name, ".hexworld")
+    if ".trmph" in name.lower() and b"hexworld.org" not in head and looks_like_trmph(head):
+        return False  # TRMPH whose first "#" is damaged looks like a link without its beginning
     return looks_like_hexworld(head) or (named and not looks_like_sgf(head))
 
 
@@ -142,7 +153,7 @@ def _open_hexworld(path: AnyPath, *, salvage: bool, part: FilePart | None) -> So
 def _is_sgf(head: bytes, name: str) -> bool:
     from hexdata.formats.sgf import contains_sgf, looks_like_sgf
 
-    named = any(suffix in name.lower() for suffix in (".sgf", ".hsgf"))
+    named = _is_named_text(head, name, ".sgf", ".hsgf")
     return looks_like_sgf(head) or (named and (not head.strip() or contains_sgf(head)))
 
 

@@ -14,7 +14,7 @@ from datetime import date
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-__all__ = ["RUN_FACTS", "RunHeader", "date_of_name", "model_of"]
+__all__ = ["FACT_NAMES", "RUN_FACTS", "RunHeader", "date_of_name", "model_of"]
 
 RUN_FACTS: Final = ("model", "simulations", "temperature", "seed", "commit", "date")
 """The facts of a run, which are columns of the table sources."""
@@ -38,6 +38,9 @@ _NAMES: Final = {
     "created": "date",
 }
 """Fact of each spelling of its name, in lower case with single spaces."""
+
+FACT_NAMES: Final = b"|".join(name.replace(" ", "[ _-]").encode() for name in _NAMES)
+"""Regular expression of these names."""
 
 _NUMBERS: Final = ("simulations", "temperature", "seed")
 _SEPARATED: Final = re.compile(r"([A-Za-z][A-Za-z _-]{0,40}?)\s*[:=]\s*(\S.*)")

@@ -7,6 +7,9 @@ as Little Golem does. There, the first player connects top to bottom whatever th
 
 The text is scanned in pieces without recursion: nesting costs no memory, and of each value only the beginning
 is kept.
+
+Text outside of games is a comment, unless it has nodes. The beginning of a game is recognized within another
+game too, by the first property: a missing bracket ends one game, and does not hide the games after it.
 """
 
 from __future__ import annotations
@@ -36,11 +39,35 @@ _MAX_NODES: Final = 4096
 """Maximum number of nodes of a game. The longest game has 1,024 moves, and as many passes."""
 
 _HEAD: Final = re.compile(rb"\s*\(\s*;\s*(?:[A-Za-z]+\s*\[|[;()])")
-_GAME_START: Final = re.compile(rb"\(\s{0,9};\s{0,9}[A-Za-z]{1,64}\s{0,9}\[")
+_FIRST: Final = (
+    rb"(?:G[a-z]*M|F[a-z]*F|S[a-z]*Z|C[a-z]*A|A[a-z]*P|E[a-z]*V|P[a-z]*B|P[a-z]*W)\s{0,9}"
+    rb"\[(?![^\]\\]{0,99}\\)"
+)
+"""A property that only the first node of a game has. In a quoted game, its "]" has a backslash before it."""
+_START: Final = re.compile(
+    rb"\(\s{0,9};[\s\S]{0,4}?[^;()\\]{0,250}?(?<![A-Za-z])"
+    + _FIRST
+    + rb"|[)\r\n]\s{0,99}(?:\(\s{0,9}\S?;?|[^\s()]?;)\s{0,9}"
+    + _FIRST
+)
+"""The beginning of a game inside of another one whose end is missing. Its "(" or its ";" may be damaged."""
+_RESUME: Final = re.compile(rb"[\r\n]\s{0,99}\(\s{0,99};\s{0,99}(?![BW]\s{0,9}\[)|" + _START.pattern)
+"""The beginning of a game after a syntax error: also "(;" at the beginning of a line, but for a variation."""
+_RESUME_ANY: Final = re.compile(rb"[\r\n]\s{0,99}\(\s{0,99};|" + _START.pattern)
+"""The same after a game that does not begin with such a property either."""
+_BEGIN: Final = re.compile(rb"\(|[^\s()]?;\s{0,9}" + _FIRST)
+"""The beginning of a game after the end of another one. Its "(" may be damaged."""
+_MORE: Final = re.compile(rb"\)*(?:\s{0,99};\s{0,99}[A-Za-z]{1,64}\s{0,99}|[A-Z]{0,2})\[")
+"""More of a game after its last bracket, so that one of its brackets is wrong."""
+_LONGEST_START: Final = 640
+"""Maximum length in bytes of a match of these expressions."""
+_GAME: Final = re.compile(
+    rb"\(\s{0,9};\s{0,9}[A-Za-z]{1,64}\s{0,9}\[|(?:\(\s{0,9}[^\s;()]?|;)\s{0,9}" + _FIRST
+)
+"""A game, for the recognition of files."""
 _SPACE: Final = re.compile(rb"\s*")
 _TOKEN: Final = re.compile(rb"[();\[]|[A-Za-z]{1,64}")
 _VALUE_END: Final = re.compile(rb"[\]\\]")
-_NEXT_GAME: Final = re.compile(rb"\(\s{0,250};")
 _CELL: Final = re.compile(r"[a-z]{1,2}[0-9]{1,2}")
 _LETTERS: Final = re.compile(r"[a-z]{2}")
 _SIZE: Final = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
@@ -79,7 +106,7 @@ def contains_sgf(head: bytes) -> bool:
     Args:
         head: The first bytes of the file, decompressed; some kB are enough.
     """
-    return b"\0" not in head and _GAME_START.search(head) is not None
+    return _GAME.search(head) is not None
 
 
 class _DamagedFileError(Exception):
@@ -411,6 +438,9 @@ def _syntax_error(reason: str, found: object, expected: str | None = None) -> Fo
 class _Scanner:
     """Splits SGF text into games.
 
+    A syntax error ends a game. The next one begins where a game begins by its first property, or with "(;"
+    at the beginning of a line.
+
     Args:
         pieces: The text, in pieces of any length.
     """
@@ -419,6 +449,7 @@ class _Scanner:
         self._more = pieces
         self._buffer = b""
         self._at = 0
+        self._origin = 0  # offset of the buffer in the text
         self._ended = False
         self.skipped = 0
         """Number of bytes between games."""
@@ -426,17 +457,19 @@ class _Scanner:
     def games(self) -> Iterator[_Game]:
         """Yield the games of the text, each with its main line or an error."""
         number = 0
-        first = True
-        while self._find_game(first):
-            first = False
+        while self._find_game():
             number += 1
             game = _Game(number)
+            resume = _RESUME if self._begins(_START) else _RESUME_ANY
             try:
                 self._scan(game)
+                self._need(_LONGEST_START)
+                if _MORE.match(self._buffer, self._at) and not self._begins(_BEGIN):
+                    raise _syntax_error("more of the game after its last bracket", self._shown())
             except FormatError as error:
                 game.fail(error)
                 game.is_cut = self._ended and self._at >= len(self._buffer)
-                self._skip_to_line()
+                self._seek(resume)
             yield game
 
     def _fill(self) -> bool:
@@ -446,6 +479,7 @@ class _Scanner:
             self._ended = True
             return False
         self._buffer = self._buffer[self._at :] + piece
+        self._origin += self._at
         self._at = 0
         return True
 
@@ -463,32 +497,34 @@ class _Scanner:
             if not self._fill():
                 return b""
 
-    def _find_game(self, first: bool) -> bool:
-        """Skip the text before the next "("; return False if there is none."""
-        if first and self._peek():
-            self._need(len(codecs.BOM_UTF8))
-            if self._buffer.startswith(codecs.BOM_UTF8, self._at):
-                self._at += len(codecs.BOM_UTF8)
-        while self._peek():
-            found = self._buffer.find(b"(", self._at)
-            stop = len(self._buffer) if found < 0 else found
-            self.skipped += stop - self._at
-            self._at = stop
-            if found >= 0:
-                return True
-        return False
+    def _shown(self) -> str:
+        return repr(self._buffer[self._at : self._at + 20])
 
-    def _skip_to_line(self) -> None:
-        """Skip to a line that begins with "(;", or to the end."""
-        line_start = False
-        while self._at < len(self._buffer) or self._fill():
-            if line_start and self._peek() == b"(":
-                self._need(256)
-                if _NEXT_GAME.match(self._buffer, self._at):
-                    return
-            line = self._buffer.find(b"\n", self._at)
-            line_start = line >= 0
-            self._at = line + 1 if line >= 0 else len(self._buffer)
+    def _seek(self, pattern: re.Pattern[bytes]) -> bool:
+        """Skip the text before the next match; return False if there is none."""
+        while True:
+            self._need(2 * _LONGEST_START)
+            found = pattern.search(self._buffer, self._at)
+            last = len(self._buffer) - (0 if self._ended else _LONGEST_START)
+            if found and found.start() <= last:
+                self._at = found.start()
+                return True
+            self._at = last
+            if self._ended:
+                return False
+
+    def _begins(self, pattern: re.Pattern[bytes]) -> bool:
+        """Return whether a game begins at the next byte that is no blank."""
+        self._peek()
+        self._need(_LONGEST_START)
+        return pattern.match(self._buffer, self._at) is not None
+
+    def _find_game(self) -> bool:
+        """Skip the text before the next game; return False if there is none."""
+        before = self._origin + self._at
+        found = self._seek(_BEGIN)
+        self.skipped += self._origin + self._at - before
+        return found
 
     def _scan(self, game: _Game) -> None:
         """Read one game tree, from its "(" to its ")".
@@ -502,6 +538,10 @@ class _Scanner:
         while True:
             token = self._token(game)
             if token == b"(":
+                self._at -= 1
+                if game.nodes and self._begins(_START):
+                    raise _syntax_error("another game begins within the game", self._shown())
+                self._at += 1
                 depth += 1
                 if closed:
                     game.fail(_variations_error())
@@ -517,6 +557,8 @@ class _Scanner:
                         raise _syntax_error("a game without nodes", "()")
                     return
             elif token == b";":
+                if not depth:
+                    raise _syntax_error("a node without a bracket before it", self._shown())
                 if closed and game.error is None:
                     raise _syntax_error("a node after a variation", ";")
                 if game.error is None:
@@ -569,23 +611,44 @@ class _Scanner:
             if len(kept) < _MAX_VALUE:
                 kept.extend(self._buffer[self._at : stop])
 
+        def fail_at_end() -> FormatError:
+            keep(len(self._buffer))
+            self._at = len(self._buffer)
+            return _syntax_error("the file ends within a value", repr(bytes(kept[:40])))
+
         while True:
             end = _VALUE_END.search(self._buffer, self._at)
             if end is None:
-                keep(len(self._buffer))
-                self._at = len(self._buffer)
+                stop = max(self._at, len(self._buffer) - _LONGEST_START)  # a game may begin after it
+                keep(stop)
+                self._at = stop
                 if not self._fill():
-                    raise _syntax_error("the file ends within a value", repr(bytes(kept[:40])))
-                continue
-            keep(end.start())
-            self._at = end.end()
-            if end[0] == b"]":
+                    raise fail_at_end()
+            elif end[0] == b"]":
+                length = self._check_value(end.start() - self._at)
+                keep(self._at + length)
+                self._at += length + 1
                 return bytes(kept[:_MAX_VALUE])
-            if self._at >= len(self._buffer) and not self._fill():
-                raise _syntax_error("the file ends within a value", repr(bytes(kept[:40])))
-            if self._buffer[self._at : self._at + 1] not in (b"\n", b"\r"):
-                keep(self._at + 1)
-            self._at += 1
+            else:
+                keep(end.start())
+                self._at = end.end()
+                if self._at >= len(self._buffer) and not self._fill():
+                    raise fail_at_end()
+                if self._buffer[self._at : self._at + 1] not in (b"\n", b"\r"):
+                    keep(self._at + 1)
+                self._at += 1
+
+    def _check_value(self, length: int) -> int:
+        """Check that no game begins in the last ``length`` bytes of a value, and return ``length``."""
+        value = self._buffer[self._at : self._at + length]
+        if b"(" in value or b";" in value:
+            self._need(length + _LONGEST_START)
+            first = self._at + max(0, length - _LONGEST_START)
+            begin = _START.search(self._buffer, first, self._at + length + _LONGEST_START)
+            if begin and begin.start() < self._at + length:
+                self._at = begin.start()
+                raise _syntax_error("a value without an end, before another game", self._shown())
+        return length
 
 
 def _variations_error() -> FormatError:

@@ -17,13 +17,12 @@ import numpy.typing as npt
 
 from hexdata.board import TrmphLine, check_no_repeats, format_moves, parse_moves, split_trmph
 from hexdata.errors import FormatError, Reason
-from hexdata.formats.games import GAME_LIMITS, GameRecord, LineReader
+from hexdata.formats.games import GAME_LIMITS, GameRecord, LineReader, is_comment
 
 __all__ = ["DEFAULT_LIMITS", "TrmphReader", "is_game_line", "looks_like_trmph", "write_trmph"]
 
 DEFAULT_LIMITS: Final = GAME_LIMITS
 
-_COMMENT: Final = re.compile(rb"#(?![0-9]+,)")
 _GAME: Final = re.compile(rb"^[ \t]*(?:https?://[^\s#]*)?#[0-9]{1,3},(?:[a-z]{1,2}[0-9]|\s|$)", re.MULTILINE)
 
 
@@ -38,14 +37,12 @@ def looks_like_trmph(head: bytes) -> bool:
     if not head or b"\0" in head:
         return False
     text = head.removeprefix(BOM_UTF8)
-    return _GAME.search(text) is not None or all(
-        not line or line.startswith(b"#") for line in map(bytes.strip, text.splitlines())
-    )
+    return _GAME.search(text) is not None or not any(map(is_game_line, text.splitlines()))
 
 
 def is_game_line(line: bytes) -> bool:
     """Return whether a line is neither blank nor a comment."""
-    return bool(line.strip()) and not _COMMENT.match(line.strip())
+    return bool(line.strip()) and not is_comment(line)
 
 
 class TrmphReader(LineReader):
@@ -67,7 +64,6 @@ class TrmphReader(LineReader):
     """
 
     format = "trmph"
-    _comment = _COMMENT
     _winner_hint: ClassVar[str] = "b or r after the moves"
 
     def _read_game(self, text: str, game: GameRecord) -> None:

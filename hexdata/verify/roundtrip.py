@@ -32,6 +32,7 @@ from hexdata.store.files import digest_beginning, digest_file
 from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
 from hexdata.store.parquet import read_parquet, regroup
 from hexdata.temporary import temporary_folder
+from hexdata.text import count_of
 
 __all__ = ["RoundTrip", "check_round_trip"]
 
@@ -63,7 +64,8 @@ def check_round_trip(
     """Write each source of a store back and compare it with its original file.
 
     Every accepted example is compared field by field, as are the header and the spelling of the fields. The
-    records that the reader rejects must be those that the store lists as rejected. Raw games are compared as
+    records that the reader rejects must be those that the store lists as rejected. Of a text, the numbers of
+    comments and of the bytes between games must be those in the store. Raw games are compared as
     the positions that their reader yields. If the store has pickles in the original order, they are compared
     too.
 
@@ -170,6 +172,10 @@ def _check(
     except HexdataError as error:
         return RoundTrip(source.name, False, error.detail())
     also = "" if exported is None else ", also in the exported pickle"
+    if rejected := source.records - source.positions:
+        also += f"; {count_of(rejected, 'record')} rejected"
+    if between := source.header.get("counts", {}).get("bytes_between_games"):
+        also += f"; {between:,} bytes are comments, blank lines or text between games"
     return RoundTrip(source.name, True, f"{source.positions:,} examples equal the original{also}")
 
 
@@ -224,6 +230,8 @@ def _compare(
         )
     if not source.is_raw:
         _compare_headers(original.header, returned.header)
+    elif "bytes_between_games" in source.header.get("counts", {}):  # of a text: the other bytes are records
+        _compare_headers({"counts": original.header["counts"]}, {"counts": source.header["counts"]})
 
 
 def _rejected(store: Store, source: Original) -> dict[int, str]:
@@ -240,8 +248,10 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
     missing, since a pickle does not contain them.
 
     Raises:
-        VerifyError: The reader rejects a record that the store accepted or rejected for another reason.
+        VerifyError: The reader rejects a record that the store accepted or rejected for another reason, or
+            does not find a record that the store rejected.
     """
+    missing = set(rejected) - {None}
     for batch in reader.batches():
         for record, reason, detail in map(astuple, batch.rejected):
             if rejected.get(record) != reason:
@@ -250,9 +260,11 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
                     record=record,
                     expected=rejected.get(record, "a position"),
                 )
+            missing.discard(record)
         positions = batch.positions
         if rejected:
             known = pc.is_in(positions.column("record"), pa.array(rejected, pa.int64()))
+            missing.difference_update(positions.column("record").filter(known).to_pylist())
             positions = positions.filter(pc.invert(known))
         if positions.num_rows:
             origin = positions.schema.get_field_index("origin")
@@ -261,6 +273,12 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
             if source.is_raw:
                 positions = _comparable(positions)
             yield with_file_idx(positions, source.source_id)
+    if missing:
+        raise VerifyError(
+            "a record that the store rejected is not in the file",
+            record=min(missing),
+            expected=rejected[min(missing)],
+        )
 
 
 def _comparable(positions: pa.RecordBatch) -> pa.RecordBatch:

@@ -129,7 +129,7 @@ def test_facts_of_comments_and_spellings_are_in_the_header(read_text):
     reader, _, _ = read_text("# Model: x\n5c1,a1:rb\n#5c1,a1:rb\nhttps://hexworld.org/board/#5c1,a1:rb\n")
     assert reader.header == {
         "spelling": {"": 1, "#": 1, "https://...#": 1},
-        "counts": {"comments": 1, "winners_from_chain": 0},
+        "counts": {"comments": 1, "winners_from_chain": 0, "bytes_between_games": 11},
         "run": {"model": "x"},
     }
 

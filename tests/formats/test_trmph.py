@@ -77,7 +77,7 @@ def test_a_missing_winner_is_that_of_the_chain(tmp_path: Path) -> None:
     winner_of_line = {row["line_idx"]: row["winner"] for row in rows(batches)}
     assert winner_of_line == {1: BLUE, 2: BLUE, 4: RED}
     assert rejections(batches) == [(6 + 3, "no-winner")]
-    assert reader.header["counts"] == {"comments": 0, "winners_from_chain": 2}
+    assert reader.header["counts"] == {"comments": 0, "winners_from_chain": 2, "bytes_between_games": 0}
 
 
 def test_a_stated_winner_is_kept_against_the_chain(tmp_path: Path) -> None:
@@ -120,7 +120,12 @@ def test_invalid_lines_are_one_rejected_record_each(tmp_path: Path) -> None:
         (12, 11),
     ]
     assert sum(batch.records for batch in batches) == 13
-    assert reader.header["counts"] == {"comments": 1, "winners_from_chain": 0}
+    between = sum(len(lines[number]) + 1 for number in (0, 3, 10))
+    assert reader.header["counts"] == {
+        "comments": 1,
+        "winners_from_chain": 0,
+        "bytes_between_games": between,
+    }
     details = [rejection.detail for rejection in batches[0].rejected]
     assert details[0] == "line 2: not a TRMPH line; found 'nonsense'; expected #13,a1b2c3 b"
     assert [detail.split(":")[0] for detail in details] == [f"line {n}" for n in (2, 5, 6, 7, 8, 9, 10, 12)]
@@ -136,7 +141,8 @@ def test_invalid_lines_are_one_rejected_record_each(tmp_path: Path) -> None:
         ("#99, b", "board-size"),
         ("#5,a1", "no-winner"),
         ("#5,a1 x", "trmph-syntax"),
-        ("#5 b", None),  # a comment, as it does not begin with #5,
+        ("#5 b", "trmph-syntax"),
+        ("# 5 b", None),  # a comment
         ("#5,a1 b", None),
     ],
 )
