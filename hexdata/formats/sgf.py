@@ -150,7 +150,8 @@ class SgfReader(GameReader):
     After a swap of sides, ``RE`` is not used, as some programs name the colour in it and others the player
     who had the colour before: only a resignation or a winning chain decides such a game.
 
-    After a syntax error, the rest of the game is skipped up to the next ``(;`` at the beginning of a line.
+    After a syntax error, the rest of the game is skipped up to the beginning of the next one: "(;" before a
+    property of a first node, or at the beginning of a line.
 
     Args:
         path: The file, gzipped or plain.
