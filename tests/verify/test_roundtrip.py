@@ -56,7 +56,7 @@ def test_every_source_survives_the_round_trip(made, tmp_path):
     assert [name for name, source in found.items() if not source.ok] == []
     assert {name for name, source in found.items() if not source.checked} == {"in/broken.pkl.gz"}
     assert found["in/dicts.pkl.gz"].detail == "199 examples equal the original; 1 record rejected"
-    assert found["in/raw.trmph"].detail == "125 examples equal the original"
+    assert found["in/raw.trmph"].detail == "125 examples equal the original; 1 record rejected"
 
 
 def test_files_are_found_by_digest(made, tmp_path):
