@@ -186,6 +186,13 @@ def convert(
             ]
         ],
     )
+    if result.duplicate_games:
+        share = result.duplicate_games / result.games
+        output.line(
+            f"{result.duplicate_games:,} of {result.games:,} games ({share:.1%}) "
+            'duplicate an earlier one. Leave them out with Loader(…, dedup="symmetric"), or with --dedup '
+            "symmetric of `hexdata load` and `hexdata shuffle`."
+        )
     if result.reasons:
         output.table(["reject reason", "records"], [[r, f"{n:,}"] for r, n in result.reasons.items()])
     if result.flags:

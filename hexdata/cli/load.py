@@ -68,12 +68,22 @@ def load(
         typer.Option(
             "--where",
             metavar="CONDITION",
-            help="Load only positions that meet this SQL condition over their labels and the results of "
-            "their search, such as 'visits >= 100'. Not in stream mode.",
+            help="Load only positions that meet this SQL condition over their labels, the results of their "
+            "search, their game and its source, such as 'visits >= 100'. Not in stream mode.",
             show_default=False,
             rich_help_panel=_CONTENT,
         ),
     ] = None,
+    dedup: Annotated[
+        Literal["none", "exact", "symmetric"],
+        typer.Option(
+            "--dedup",
+            metavar="none|exact|symmetric",
+            help="Load one game of each set of duplicates: with equal moves, or equal under a symmetry too. "
+            "Not in stream mode.",
+            rich_help_panel=_CONTENT,
+        ),
+    ] = "none",
     weights: Annotated[
         str | None,
         typer.Option(
@@ -155,6 +165,7 @@ def load(
         fields=tuple(name.strip() for name in fields.split(",")),
         mode=mode,
         where=where,
+        dedup=dedup,
         weights=weights,
         check=check,
         cache=cache if cache is not None else not no_cache,

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _STATE_VERSION: Final = 4
-_OPTIONAL_KEYS: Final = ("shards", "weights", "where_changed", "first_where")
+_OPTIONAL_KEYS: Final = ("dedup", "shards", "weights", "where_changed", "first_where")
 """Keys of a state that are absent if their value is None."""
 _MASK_64: Final = (1 << 64) - 1
 STEP_SHIFT: Final = 36
@@ -74,6 +74,7 @@ class _LoaderState:
     epoch_digest: Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")] | None
     shards: Annotated[list[Count], AtMost(2)] | None = None
     """The pair of ``LoaderOptions.shards``; absent from a state if all shards are read."""
+    dedup: _Name | None = None
     weights: str | None = None
     where_changed: bool | None = None
     first_where: str | None = None
@@ -211,6 +212,7 @@ def _order_options(options: LoaderOptions) -> dict[str, Any]:
         "global_batch": options.global_batch,
         "remainder": options.remainder,
         "where": options.where,
+        "dedup": None if options.dedup == "none" else options.dedup,
         "newest": options.newest,
         "weights": options.weights,
         "final_policy_skip": options.batch.final_policy == "skip",

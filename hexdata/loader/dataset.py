@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, Literal, SupportsIndex
 
 import numpy as np
@@ -17,9 +18,17 @@ from hexdata.batch import (
     make_batch,
 )
 from hexdata.checks import as_int, as_tuple, check_count
-from hexdata.loader.opening import all_members, find_data, open_game_rows, open_shard_rows, with_shards
+from hexdata.loader.opening import (
+    all_members,
+    find_data,
+    open_game_rows,
+    open_shard_rows,
+    store_of_shards,
+    with_shards,
+)
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.weights import Weights, weights_text
+from hexdata.selection.options import Dedup
 from hexdata.shards.locate import add_cache, check_split, load_manifest, require_mappable
 from hexdata.shards.options import CACHE_SIZE, CacheFolder, CacheOptions, Check
 from hexdata.storage import AnyPath
@@ -57,6 +66,7 @@ class PositionDataset:
         check: "sizes" or "digests", as for ``Loader`` (default "sizes").
         where: SQL condition that selects positions, as for ``Loader``; null counts as false (default None:
             all positions).
+        dedup: Duplicate games to leave out, "exact" or "symmetric", as for ``Loader`` (default "none").
         newest: Number of games with the highest ids whose positions are selected (default None: all games).
         shards: Shards of the split to read, as for ``Loader`` (default None: all shards).
         weights: Weight of each position, as for ``Loader``. :meth:`epoch_indices` then contains a position of
@@ -87,6 +97,7 @@ class PositionDataset:
         seed: int = 0,
         check: Check = "sizes",
         where: str | None = None,
+        dedup: Dedup = "none",
         newest: int | None = None,
         shards: str | tuple[int, int] | None = None,
         weights: Weights | None = None,
@@ -107,6 +118,7 @@ class PositionDataset:
             shuffle=False,
             check=check,
             where=where,
+            dedup=dedup,
             newest=newest,
             shards=as_tuple(shards),
             weights=weights_text(weights),
@@ -125,13 +137,19 @@ class PositionDataset:
             self.board_size = games.board_size
         else:
             manifest = load_manifest(data)
+            open_store = partial(store_of_shards, data, manifest.digest)
             members = all_members(self.options, check_split(manifest, split, str(store)), str(store))
             manifest = with_shards(manifest, self.options, str(store))
             self.board_size = manifest.board_size
             entries = manifest.splits[self.options.split]
             source = add_cache(data, entries, self.options.copies)
             self._rows = open_shard_rows(
-                require_mappable(source), manifest, members, self.options, weights=weights
+                require_mappable(source),
+                manifest,
+                members,
+                self.options,
+                weights=weights,
+                open_store=open_store,
             )
         self._epoch = 0
         self._location = str(store)

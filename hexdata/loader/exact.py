@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hexdata.errors import HexdataError
 from hexdata.loader.map_ahead import map_ahead
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.row_filter import RowSubset, select_rows
+from hexdata.loader.row_filter import OpenStore, RowSubset, select_rows
 from hexdata.loader.row_source import GatheredRows, RowSource
 from hexdata.loader.schedule import EpochSchedule, PackedStep, StepSlice
 from hexdata.loader.weights import WEIGHT_UNIT, RowWeights, WeightedRows
@@ -44,6 +44,7 @@ class SelectedRows:
         options: Options of the loader.
         faults: Skipped shards, each with its name, number of positions and error (default: none).
         weights: Weights of all rows of the split (default None: an epoch delivers every selected row once).
+        open_store: Opens the store of the games (default None: there is none).
 
     Attributes:
         positions: Number of selected positions.
@@ -65,12 +66,14 @@ class SelectedRows:
         options: LoaderOptions,
         faults: Sequence[tuple[str, int, HexdataError]] = (),
         weights: RowWeights | None = None,
+        open_store: OpenStore | None = None,
     ) -> None:
         self.source = source
         self.faults = faults
         self._members = members
         self._options = options
-        self.subset = select_rows(source, options)
+        self._open_store = open_store
+        self.subset = select_rows(source, options, open_store)
         self.positions = source.positions if self.subset is None else len(self.subset)
         self._weights = weights
         self.weighted = None if weights is None else WeightedRows(source, self.subset, weights, options.seed)
@@ -136,7 +139,7 @@ class SelectedRows:
         Raises:
             ConfigError: The condition ``where`` is invalid, or no position is selected.
         """
-        return SelectedRows(self.source, self._members, options, self.faults, self._weights)
+        return SelectedRows(self.source, self._members, options, self.faults, self._weights, self._open_store)
 
     def for_rank(self, rank: int, world_size: int) -> SelectedRows:
         """Return the epochs of another rank, over the same rows."""

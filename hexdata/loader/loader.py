@@ -45,6 +45,7 @@ from hexdata.loader.opening import (
     find_data,
     open_game_rows,
     open_shard_rows,
+    store_of_shards,
     with_shards,
 )
 from hexdata.loader.options import LoaderOptions, Mode, Remainder
@@ -55,6 +56,7 @@ from hexdata.loader.stream import StreamEpoch
 from hexdata.loader.transform import TransformFunction, make_transform
 from hexdata.loader.weights import RealisedWeights, Weights, weights_text
 from hexdata.progress import SILENT, Progress
+from hexdata.selection.options import Dedup
 from hexdata.shards.blocks import Block
 from hexdata.shards.locate import add_cache, check_split, load_manifest, require_mappable
 from hexdata.shards.manifest import ShardManifest
@@ -119,10 +121,15 @@ class Loader:
         check: "digests" also compares every board with its game in games mode, and the digests of all shards
             when the loader is made in exact mode. "sizes" compares digests when files are read, but in exact
             mode not those of shards that do not fit into the memory (default "sizes").
-        where: SQL condition that selects positions by labels, such as ``"value_sample_tier < 2"``, and by
-            the results of a search that the store has, such as ``"visits >= 100 AND extra.temperature <
-            0.5"``. Null counts as false. ``set_epoch`` can change it. Not in stream mode (default None: all
+        where: SQL condition that selects positions by labels, such as ``"value_sample_tier < 2"``, by the
+            results of a search that the store has, such as ``"visits >= 100 AND extra.temperature < 0.5"``,
+            and by columns of the game and of its source, such as ``"provenance = 'metadata'"``, which require
+            a store. Null counts as false. ``set_epoch`` can change it. Not in stream mode (default None: all
             positions).
+        dedup: "exact" leaves out games with the moves and the first player of an earlier game, "symmetric"
+            also those that equal one under a symmetry of the board, as ``hexdata shuffle --dedup`` does. Only
+            games with positions that ``where`` selects are compared. Requires a store; not in stream mode
+            (default "none").
         newest: Number of games with the highest ids whose positions are selected. Not in stream mode (default
             None: all games).
         shards: Shards of the split to read, counted from 0 in the order of the manifest: text with the first
@@ -192,6 +199,7 @@ class Loader:
         on_error: OnError = "raise",
         check: Check = "sizes",
         where: str | None = None,
+        dedup: Dedup = "none",
         newest: int | None = None,
         shards: str | tuple[int, int] | None = None,
         weights: Weights | None = None,
@@ -223,6 +231,7 @@ class Loader:
             on_error=on_error,
             check=check,
             where=where,
+            dedup=dedup,
             newest=newest,
             shards=as_tuple(shards),
             weights=weights_text(weights),
@@ -705,7 +714,13 @@ class Loader:
         if options.mode == "exact":
             mappable = require_mappable(self._source)
             self._selected = open_shard_rows(
-                mappable, self.manifest, self._members, options, progress, weights=weights
+                mappable,
+                self.manifest,
+                self._members,
+                options,
+                progress,
+                weights=weights,
+                open_store=partial(store_of_shards, source, self._data_digest),
             )
             for name, positions, fault in self._selected.faults:
                 self._skip(name, range(positions), fault)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Final
 
 from hexdata.batch import check_stored_fields, required_members
@@ -12,17 +13,20 @@ from hexdata.loader.exact import SelectedRows
 from hexdata.loader.game_reader import read_game_table
 from hexdata.loader.game_table import GameTable
 from hexdata.loader.options import LoaderOptions, Mode, shard_range
-from hexdata.loader.row_source import RowSource
-from hexdata.loader.weights import RowWeights, Weights, read_weights
+from hexdata.loader.row_filter import OpenStore
+from hexdata.loader.stored_columns import open_unchanged, table_digest
+from hexdata.loader.weights import Weights, read_weights
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import POLICY_FIELDS, block_fields
+from hexdata.shards.cache import CachedSource
 from hexdata.shards.files import MappableSource
 from hexdata.shards.locate import find_source
 from hexdata.shards.manifest import REPAIR_HINT, ShardManifest
 from hexdata.shards.mapped import MappedShards
+from hexdata.shards.objects import ObjectSource
 from hexdata.shards.read_ahead import ReadAhead
 from hexdata.shards.sources import FolderSource, ShardSource
-from hexdata.storage import AnyPath
+from hexdata.storage import AnyPath, as_path, is_fault
 from hexdata.store import Store
 from hexdata.units import format_bytes
 
@@ -32,6 +36,7 @@ __all__ = [
     "find_data",
     "open_game_rows",
     "open_shard_rows",
+    "store_of_shards",
     "with_shards",
 ]
 
@@ -133,10 +138,12 @@ def open_game_rows(
             expected="'raise'",
             hint="Leave out on_error, or load shards with mode='exact'.",
         )
-    choices = store.manifest.stages.get("shuffle", {}).get("choices")
+    given = store.manifest.stages.get("shuffle", {}).get("choices", {})
+    choices = {name: value for name, value in given.items() if getattr(options, name, None) != value}
     if choices:
         warnings.warn(
-            f"games mode delivers all positions: it does not apply the choices of the shuffle, {choices}",
+            f"games mode does not apply the choices of the shuffle, {choices}; give where and "
+            "dedup to the loader",
             stacklevel=4,
         )
     targets = store.manifest.targets
@@ -153,7 +160,28 @@ def open_game_rows(
         check=options.check,
         progress=progress,
     )
-    return SelectedRows(table, members, options, weights=_read_weights(table, weights)), table
+    open_store = partial(open_unchanged, store.path, table_digest(store))
+    row_weights = None if weights is None else read_weights(table, weights, open_store)
+    return SelectedRows(table, members, options, weights=row_weights, open_store=open_store), table
+
+
+def store_of_shards(source: ShardSource, digest: str) -> Store | None:
+    """Return the store that shards were exported from, if they are in its folder.
+
+    Args:
+        source: Source of the shards.
+        digest: Digest of their manifest.
+    """
+    shards = source.source if isinstance(source, CachedSource) else source
+    if not isinstance(shards, FolderSource | ObjectSource):
+        return None
+    try:
+        store = Store.open(as_path(shards.folder).parent)
+    except StoreError as error:
+        if is_fault(error):
+            raise
+        return None
+    return store if store.manifest.stages.get("export", {}).get("digest") == digest else None
 
 
 def open_shard_rows(
@@ -163,6 +191,7 @@ def open_shard_rows(
     options: LoaderOptions,
     progress: Progress = SILENT,
     weights: Weights | None = None,
+    open_store: OpenStore | None = None,
 ) -> SelectedRows:
     """Map the shards of a split, and begin to read them into the page cache and to check them.
 
@@ -174,6 +203,7 @@ def open_shard_rows(
         progress: Receives progress while shards are downloaded, checked and read ahead (default: no
             reports).
         weights: Weights of the positions (default: none).
+        open_store: Opens the store of the games (default None: there is none).
 
     Raises:
         StoreError: A shard is missing or has another size, or every shard was skipped.
@@ -197,11 +227,8 @@ def open_shard_rows(
         )
     _warn_if_too_large(shards.read_ahead(progress), options.split)
     faults = [(entry.name, entry.positions, fault) for entry, fault in shards.faults]
-    return SelectedRows(shards, members, options, faults, _read_weights(shards, weights))
-
-
-def _read_weights(source: RowSource, weights: Weights | None) -> RowWeights | None:
-    return None if weights is None else read_weights(source, weights)
+    row_weights = None if weights is None else read_weights(shards, weights, open_store)
+    return SelectedRows(shards, members, options, faults, row_weights, open_store)
 
 
 def _warn_if_too_large(ahead: ReadAhead, split: str) -> None:

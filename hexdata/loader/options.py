@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from hexdata.batch import BatchOptions
 from hexdata.checks import as_int, check_choice, check_count, check_seed
 from hexdata.errors import ConfigError
+from hexdata.selection.options import Dedup
 from hexdata.shards.options import CacheOptions, Check, OnError
 
 __all__ = [
@@ -102,6 +103,7 @@ class LoaderOptions(RankedOptions):
     on_error: OnError = "raise"
     check: Check = "sizes"
     where: str | None = None
+    dedup: Dedup = "none"
     newest: int | None = None
     shards: str | tuple[int, int] | None = None
     weights: str | None = None
@@ -122,6 +124,7 @@ class LoaderOptions(RankedOptions):
             "remainder": Remainder,
             "on_error": OnError,
             "check": Check,
+            "dedup": Dedup,
         }
         for name, known in choices.items():
             check_choice(name, getattr(self, name), get_args(known))

@@ -1,12 +1,13 @@
 """Selection of the rows of a split by condition, by game or by policy.
 
-The selection is computed once, from labels and optional columns; boards and policies are not read.
+The selection is computed once, from labels and optional columns, and from the games of the store if a
+condition names their columns or duplicates are left out. Boards and policies are not read.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -16,12 +17,19 @@ import pyarrow as pa
 from hexdata.errors import ConfigError
 from hexdata.loader.options import LoaderOptions
 from hexdata.loader.row_source import RowSource
-from hexdata.schema import EXTRA_PREFIX, NO_GAME, NO_MOVE, is_target
+from hexdata.schema import EXTRA_PREFIX, NO_GAME, NO_MOVE, SPLITS, is_target
+from hexdata.selection.dedup import duplicates_sql
 from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
-from hexdata.shards.blocks import SENTINELS, Block, null_of
+from hexdata.selection.tables import GAME_COLUMNS, StoreTables
+from hexdata.shards.blocks import SENTINELS, null_of
+from hexdata.store import Store
+from hexdata.store.integrity import require_intact
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 
-__all__ = ["LOW_BITS", "RowSubset", "evaluate_labels", "select_rows"]
+__all__ = ["LOW_BITS", "OpenStore", "RowSubset", "evaluate_labels", "select_rows"]
+
+OpenStore = Callable[[], Store | None]
+"""Returns the store of the games of a split; None if the split was read from shards without a store."""
 
 BoolArray = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
@@ -89,34 +97,44 @@ class RowSubset:
         return digest.hexdigest()
 
 
-def select_rows(source: RowSource, options: LoaderOptions) -> RowSubset | None:
-    """Return the rows selected by ``where``, ``newest`` and ``final_policy="skip"``, or None for all rows.
+def select_rows(
+    source: RowSource, options: LoaderOptions, open_store: OpenStore | None = None
+) -> RowSubset | None:
+    """Return the rows selected by ``where``, ``dedup``, ``newest`` and ``final_policy="skip"``; None for all.
 
-    Each of the three is applied to the whole split: ``newest`` also counts games that ``where`` leaves out.
+    ``dedup`` compares the games with positions that ``where`` selects, as the shuffle does. ``newest`` does
+    not count the games that ``dedup`` leaves out, but those that ``where`` leaves out.
 
     Args:
         source: The rows of the split.
         options: Options of the loader.
+        open_store: Opens the store of the games (default: there is none).
 
     Raises:
-        ConfigError: ``where`` is not a condition on the labels and optional columns of a position or fails
-            for one, or no row is selected.
+        ConfigError: ``where`` is not a condition on the columns of a position and its game or fails for one,
+            or no row is selected, or games are needed and there is no store.
         StoreError: A column that must be read from a store is damaged, or the store has changed.
         BudgetError: Such a column does not fit into memory.
     """
     skips_finals = options.batch.final_policy == "skip"
-    if options.where is None and options.newest is None and not skips_finals:
+    if options.where is None and options.dedup == "none" and options.newest is None and not skips_finals:
         return None
-    masks: list[Iterator[BoolArray]] = []
+    masks: list[Iterable[BoolArray]] = []
     if options.where is not None:  # first, since it may be invalid and the others read the whole split
-        masks.append(_matches(source, options.where))
+        masks.append(evaluate_labels(source, "where", options.where, open_store, is_condition=True))
+    duplicates = np.empty(0, np.int64)
+    if options.dedup != "none":
+        masks = [list(mask) for mask in masks]
+        duplicates = _find_duplicates(source, masks, options.dedup, open_store)
+        masks.append(~np.isin(block["game_id"], duplicates) for block in source.scan(("game_id",)))
     if options.newest is not None:
-        masks.append(_in_newest_games(source, options.newest))
+        masks.append(_in_newest_games(source, options.newest, duplicates))
     if skips_finals:
         masks.append(_has_policy(source))
     subset = RowSubset(_combine_masks(masks))
     if not len(subset):
-        given = {"where": options.where, "newest": options.newest, "final_policy": options.batch.final_policy}
+        given = {name: getattr(options, name) for name in ("where", "dedup", "newest")}
+        given["final_policy"] = options.batch.final_policy
         raise ConfigError(
             f"the options select no position of {options.split}",
             found=", ".join(f"{name}={value!r}" for name, value in given.items()),
@@ -124,7 +142,7 @@ def select_rows(source: RowSource, options: LoaderOptions) -> RowSubset | None:
     return subset
 
 
-def _combine_masks(masks: list[Iterator[BoolArray]]) -> Iterator[Int64Array]:
+def _combine_masks(masks: list[Iterable[BoolArray]]) -> Iterator[Int64Array]:
     """Yield, for some rows at a time, the rows that all masks select."""
     start = 0
     for shard_masks in zip(*masks, strict=True):
@@ -141,78 +159,122 @@ def _has_policy(source: RowSource) -> Iterator[BoolArray]:
         yield mask
 
 
-def _in_newest_games(source: RowSource, games: int) -> Iterator[BoolArray]:
+def _find_duplicates(
+    source: RowSource, masks: Iterable[Iterable[BoolArray]], kind: str, open_store: OpenStore | None
+) -> Int64Array:
+    """Return the ids of the games that ``dedup`` leaves out, ascending.
+
+    Args:
+        source: The rows of the split.
+        masks: Masks of the rows whose games are compared.
+        kind: "exact" or "symmetric".
+        open_store: Opens the store of the games.
+    """
+    store = _require_store(open_store, "dedup", kind)
+    present = np.empty(0, np.int64)
+    for block, *selected in zip(source.scan(("game_id",)), *masks, strict=True):
+        ids = block["game_id"]
+        present = np.union1d(present, ids[np.logical_and.reduce(selected)] if selected else ids)
+    with duckdb_session(memory=_MEMORY, threads=1, store=store.path) as con:
+        con.register("present", pa.table({"game_id": present}))
+        found = con.sql(duplicates_sql(StoreTables.of(store), kind, "FROM present")).fetchnumpy()
+    duplicates: Int64Array = found["game_id"]
+    return duplicates
+
+
+def _in_newest_games(source: RowSource, games: int, left_out: Int64Array) -> Iterator[BoolArray]:
     """Yield, for some rows at a time, which positions belong to the ``games`` games with the highest ids.
 
-    Positions of unknown games are not selected.
+    The games ``left_out`` are not counted. Positions of unknown games are not selected.
     """
     newest = np.empty(0, np.int64)
     for block in source.scan(("game_id",)):
         ids = block["game_id"]
         if len(newest) == games:
             ids = ids[ids > newest[0]]
-        newest = np.unique(np.concatenate([newest, ids[ids != NO_GAME]]))[-games:]
+        ids = ids[(ids != NO_GAME) & ~np.isin(ids, left_out)]
+        newest = np.unique(np.concatenate([newest, ids]))[-games:]
     for block in source.scan(("game_id",)):
         # Every id from the lowest of the newest on is one of them; -1, for unknown games, is below.
         yield block["game_id"] >= (newest[0] if len(newest) else np.iinfo(np.int64).max)
 
 
-def _matches(source: RowSource, where: str) -> Iterator[BoolArray]:
-    """Yield, for some rows at a time, which positions satisfy ``where``; null counts as false. Only the
-    columns in it are read.
-    """
-    with duckdb_session(memory=_MEMORY, threads=1) as con:
-        predicate = check_condition("where", _check(con, "where", where, source))
-        columns = _columns_in(predicate, source)
-        for block in source.scan(columns):
-            mask = np.zeros(len(block[columns[0]]), np.bool_)
-            with explain_failures(predicate):
-                found = _query(
-                    con, {name: block[name] for name in columns}, "SELECT _row", f"WHERE {predicate.sql}"
-                )
-            mask[found["_row"]] = True
-            yield mask
-
-
-def evaluate_labels(source: RowSource, option: str, text: str) -> Iterator[npt.NDArray[np.float64]]:
-    """Yield, for some rows at a time, the value of an SQL expression over labels and optional columns; NaN
-    for null.
+def evaluate_labels(
+    source: RowSource, option: str, text: str, open_store: OpenStore | None, *, is_condition: bool = False
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield, for some rows at a time, the value of an SQL expression over the columns of a position and its
+    game: bool, False for null, for a condition; otherwise float64, NaN for null.
 
     Args:
         source: The rows of the split.
         option: Name of the option that the expression was given for.
         text: The expression. Only the columns in it are read.
+        open_store: Opens the store of the games; None if there is none.
+        is_condition: Whether the expression must be a condition instead of a number (default False).
 
     Raises:
-        ConfigError: It is not a number that depends only on these columns of a position, or it fails for one.
+        ConfigError: It is not such an expression, it does not depend only on these columns, or it fails for a
+            position; or it contains a column of games and there is no store.
         StoreError: A column that must be read from a store is damaged, or the store has changed.
         BudgetError: Such a column does not fit into memory.
     """
     with duckdb_session(memory=_MEMORY, threads=1) as con:
         expression = _check(con, option, text, source)
-        if not expression.type.startswith(_NUMBERS):
-            raise ConfigError(
-                f"{option} is not a number",
-                found=f"{expression.type} from {text}",
-                expected="an expression such as CASE WHEN value_sample_tier = 0 THEN 2 ELSE 0.5 END",
-            )
-        columns = _columns_in(expression, source)
+    if is_condition:
+        check_condition(option, expression)
+    elif not expression.type.startswith(_NUMBERS):
+        raise ConfigError(
+            f"{option} is not a number",
+            found=f"{expression.type} from {text}",
+            expected="an expression such as CASE WHEN value_sample_tier = 0 THEN 2 ELSE 0.5 END",
+        )
+    kind, null = ("BOOLEAN", False) if is_condition else ("DOUBLE", np.nan)
+    columns = _columns_in(expression, source)
+    of_games = sorted(expression.columns & GAME_COLUMNS.keys())
+    store = _require_store(open_store, option, ", ".join(of_games)) if of_games else None
+    with duckdb_session(memory=_MEMORY, threads=1, store=store.path if store else None) as con:
+        rows = f"SELECT {', '.join(['_row', *_columns_sql(columns)])} FROM labels"
+        if store:
+            con.execute(f"CREATE TABLE games AS {StoreTables.of(store).games_sql(of_games)}")
+            # A position without a game is in the training split.
+            split = f"REPLACE (coalesce(split, '{SPLITS[0]}') AS split)" if "split" in of_games else ""
+            rows = f"SELECT * {split} FROM ({rows}) LEFT JOIN games ON game_id = of_game"
         for block in source.scan(columns):
-            values = np.full(len(block[columns[0]]), np.nan)
-            select = f"SELECT _row, {expression.sql}::DOUBLE AS value"
+            arrays = {name: _to_arrow(name, block[name]) for name in columns}
+            values = np.full(len(block[columns[0]]), null)
+            con.register("labels", pa.table({"_row": pa.array(np.arange(len(values))), **arrays}))
             with explain_failures(expression):
-                found = _query(con, {name: block[name] for name in columns}, select)
-            values[found["_row"]] = np.ma.filled(found["value"], np.nan)
+                query = f"SELECT _row, {expression.sql}::{kind} AS value FROM ({rows})"
+                found: dict[str, Any] = con.execute(query).fetchnumpy()
+            values[found["_row"]] = np.ma.filled(found["value"], null)
             yield values
 
 
+def _require_store(open_store: OpenStore | None, option: str, found: str) -> Store:
+    """Return the store of the games, after a check of their files.
+
+    Raises:
+        ConfigError: There is no store.
+        StoreError: A file is damaged, or the store has changed.
+    """
+    store = open_store() if open_store else None
+    if store is None:
+        raise ConfigError(
+            "the shards do not contain the games of the store",
+            found=f"{option} with {found}",
+            expected="the folder of a store with these shards, or mode='games'",
+        )
+    require_intact(store, ("games", "sources"))
+    return store
+
+
 def _check(con: DuckDBPyConnection, option: str, text: str, source: RowSource) -> Expression:
-    """Parse an expression and check that it depends only on labels and optional columns of a position.
+    """Parse an expression and check that it depends only on columns of a position and its game.
 
     Raises:
         ConfigError: It is not such an expression.
     """
-    types = _LABELS | {name: kind for name, kind in _TARGETS.items() if name in source.targets}
+    types = GAME_COLUMNS | _LABELS | {name: kind for name, kind in _TARGETS.items() if name in source.targets}
     extras = [f'"{name.removeprefix(EXTRA_PREFIX)}" DOUBLE' for name in _extras(source.targets)]
     if extras:
         types[_STRUCT] = f"STRUCT({', '.join(extras)})"
@@ -220,26 +282,17 @@ def _check(con: DuckDBPyConnection, option: str, text: str, source: RowSource) -
 
 
 def _columns_in(expression: Expression, source: RowSource) -> list[str]:
-    """Return the columns that an expression needs, at least one."""
+    """Return the columns of the source that an expression needs, at least one."""
     names = set(expression.names)
     if _STRUCT in names:
         names = names - {_STRUCT} | set(_extras(source.targets))
+    if names & GAME_COLUMNS.keys():
+        names = names - GAME_COLUMNS.keys() | {"game_id"}
     return sorted(names) or ["position_id"]
 
 
 def _extras(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(EXTRA_PREFIX)]
-
-
-def _query(con: DuckDBPyConnection, block: Block, select: str, where: str = "") -> dict[str, Any]:
-    """Return the columns of a query over columns and ``_row``, the index of each position."""
-    rows = len(next(iter(block.values())))
-    arrays = {name: _to_arrow(name, array) for name, array in block.items()}
-    con.register("labels", pa.table({"_row": pa.array(np.arange(rows)), **arrays}))
-    found: dict[str, Any] = con.execute(
-        f"{select} FROM (SELECT {', '.join(['_row', *_columns_sql(block)])} FROM labels) {where}"
-    ).fetchnumpy()
-    return found
 
 
 def _to_arrow(name: str, array: npt.NDArray[Any]) -> pa.Array:
@@ -250,7 +303,7 @@ def _to_arrow(name: str, array: npt.NDArray[Any]) -> pa.Array:
     return pa.array(array, mask=np.isnan(array) if np.isnan(null) else array == null)
 
 
-def _columns_sql(names: Mapping[str, Any]) -> list[str]:
+def _columns_sql(names: Sequence[str]) -> list[str]:
     """Return the SQL of columns. The columns ``extra.NAME`` become one struct."""
     types = _LABELS | _TARGETS
     columns = [f'"{name}"::{types[name]} AS "{name}"' for name in names if name in types]

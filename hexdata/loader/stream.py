@@ -245,6 +245,7 @@ class StreamEpoch:
 def _check_options(options: LoaderOptions) -> None:
     given = {
         "where": options.where is not None,
+        "dedup": options.dedup != "none",
         "newest": options.newest is not None,
         "final_policy='skip'": options.batch.final_policy == "skip",
     }
@@ -253,7 +254,7 @@ def _check_options(options: LoaderOptions) -> None:
         raise ConfigError(
             "stream mode cannot select positions",
             found=", ".join(selecting),
-            hint="Use mode='exact' on a local copy of the shards.",
+            hint="Use mode='games' or 'exact', or select with `hexdata shuffle` before you export.",
         )
 
 

@@ -19,6 +19,7 @@ from hexdata.loader.loader import Loader
 from hexdata.loader.options import LoaderOptions, Mode
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS
+from hexdata.selection.options import Dedup
 from hexdata.shards.options import CACHE_SIZE, CacheOptions, Check
 from hexdata.storage import AnyPath
 
@@ -52,6 +53,8 @@ class LoadOptions:
     """Mode of the loader: "games", "exact" or "stream". None: as for ``Loader``."""
     where: str | None = None
     """SQL condition that selects positions. None: all positions."""
+    dedup: Dedup = "none"
+    """Duplicate games to leave out: "none", "exact" or "symmetric"."""
     weights: str | None = None
     """SQL expression of the weight of each position. None: each position once."""
     check: Check = "sizes"
@@ -76,6 +79,7 @@ class LoadOptions:
             check=self.check,
             shards=self.shards,
             where=self.where,
+            dedup=self.dedup,
             weights=self.weights,
         )
         CacheOptions(self.cache, self.cache_size, self.prefetch)
@@ -153,6 +157,7 @@ def run_loader_trial(
         shards=options.shards,
         mode=options.mode,
         where=options.where,
+        dedup=options.dedup,
         weights=options.weights,
         check=options.check,
         cache=options.cache,

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import BudgetError, ConfigError
-from hexdata.loader.row_filter import RowSubset, evaluate_labels
+from hexdata.loader.row_filter import OpenStore, RowSubset, evaluate_labels
 from hexdata.loader.row_source import RowSource
 from hexdata.order import derive_key, sort_key
 from hexdata.pool import available_memory
@@ -97,13 +97,15 @@ def weights_text(given: Weights | None) -> str | None:
     return given if given is None or isinstance(given, str) else "array"
 
 
-def read_weights(source: RowSource, given: Weights) -> RowWeights:
+def read_weights(source: RowSource, given: Weights, open_store: OpenStore | None = None) -> RowWeights:
     """Return the weights of all rows of a split.
 
     Args:
         source: The rows of the split.
-        given: An SQL expression over labels and optional columns; or one weight for each row (N,); or a pair
-            of position ids and weights, both (M,), in any order. Ids that are not in the split are not used.
+        given: An SQL expression over the columns of a position and its game; or one weight for each row (N,);
+            or a pair of position ids and weights, both (M,), in any order. Ids that are not in the split are
+            not used.
+        open_store: Opens the store of the games (default None: there is none).
 
     Raises:
         ConfigError: A weight is missing, negative, not finite or above 65,535, or the arrays have another
@@ -112,7 +114,7 @@ def read_weights(source: RowSource, given: Weights) -> RowWeights:
     whole = np.empty(source.positions, np.uint16)
     fraction = np.empty(source.positions, np.uint32)
     start = 0
-    for values in _values(source, given):
+    for values in _values(source, given, open_store):
         stop = start + len(values)
         valid = (values >= 0) & (values <= _LARGEST)
         if not valid.all():
@@ -144,10 +146,12 @@ def _weight_error(source: RowSource, row: int, found: float, given: Weights) -> 
     )
 
 
-def _values(source: RowSource, given: Weights) -> Iterator[npt.NDArray[np.float64]]:
+def _values(
+    source: RowSource, given: Weights, open_store: OpenStore | None
+) -> Iterator[npt.NDArray[np.float64]]:
     """Yield the weights of all rows in order, some rows at a time, not checked."""
     if isinstance(given, str):
-        yield from evaluate_labels(source, "weights", given)
+        yield from evaluate_labels(source, "weights", given, open_store)
         return
     if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "__len__"):
         yield from _values_by_id(source, _as_array("the position ids of weights", given[0], "iu"), given[1])

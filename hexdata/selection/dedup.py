@@ -17,7 +17,7 @@ from hexdata.storage import AnyPath
 from hexdata.store.parquet import write_parquet
 from hexdata.store.session import DuckDBPyConnection, read_parquet_sql
 
-__all__ = ["Duplicates", "count_duplicates", "drop_duplicates", "limit_per_game"]
+__all__ = ["Duplicates", "count_duplicates", "drop_duplicates", "duplicates_sql", "limit_per_game"]
 
 SLICE_ROWS: Final = 1 << 21
 """Positions per query: DuckDB sorts them in a fraction of the smallest memory budget."""
@@ -72,12 +72,23 @@ def drop_duplicates(
         path: File for the table of duplicate games, which the query reads.
         all_rows: Whether ``rows`` contains all positions of the store, which saves a join.
     """
-    present = "" if all_rows else f"SEMI JOIN (SELECT game_id FROM ({rows})) USING (game_id)"
-    copies = f"SELECT game_id FROM ({_copies_sql(tables, present)}) WHERE is_{kind} ORDER BY game_id"
+    copies = duplicates_sql(tables, kind, None if all_rows else rows)
     schema = pa.schema([("game_id", pa.int64())])
     write_parquet(path, schema, con.sql(copies).to_arrow_reader(_BATCH_ROWS))
     dropped = read_parquet_sql([path.resolve()])
     return f"SELECT * FROM ({rows}) ANTI JOIN {dropped} USING (game_id)", dropped
+
+
+def duplicates_sql(tables: StoreTables, kind: str, rows: str | None) -> str:
+    """Return a query for the ids of the duplicate games, ascending.
+
+    Args:
+        tables: Tables of the store.
+        kind: ``"exact"`` or ``"symmetric"``.
+        rows: Query with a column ``game_id``, whose games are compared; None for all games.
+    """
+    present = "" if rows is None else f"SEMI JOIN (SELECT game_id FROM ({rows})) USING (game_id)"
+    return f"SELECT game_id FROM ({_copies_sql(tables, present)}) WHERE is_{kind} ORDER BY game_id"
 
 
 def _copies_sql(tables: StoreTables, present: str = "") -> str:

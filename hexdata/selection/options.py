@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from hexdata.checks import check_fields
 from hexdata.errors import ConfigError
 
-__all__ = ["SelectionOptions"]
+__all__ = ["Dedup", "SelectionOptions"]
+
+Dedup = Literal["none", "exact", "symmetric"]
+"""Which duplicate games are left out: none, those with equal moves, or those equal under a symmetry too."""
 
 _CHOICES: Final = {
-    "dedup": ("none", "exact", "symmetric"),
+    "dedup": get_args(Dedup),
     "per_game_by": ("key", "tier"),
     "assign": ("position", "game"),
 }
@@ -48,7 +51,7 @@ class SelectionOptions:
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
 
     where: str | None = None
-    dedup: Literal["none", "exact", "symmetric"] = "none"
+    dedup: Dedup = "none"
     per_game: int | None = None
     per_game_by: Literal["key", "tier"] = "key"
     balance_by: str | None = None

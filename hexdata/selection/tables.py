@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from hexdata.board import MIN_SIZE
 from hexdata.schema import SPLITS, games_schema, positions_schema, sources_schema, sql_columns
 from hexdata.selection.expression import Expression
 from hexdata.selection.ranks import segments
@@ -24,7 +25,7 @@ from hexdata.store.columns import ViewColumn, select_sql, view_columns
 from hexdata.store.parquet import ROW_GROUP_ROWS, write_parquet
 from hexdata.store.session import DuckDBPyConnection, path_list_sql, read_parquet_sql
 
-__all__ = ["SPLIT_INDEX_SQL", "StoreTables", "write_table"]
+__all__ = ["GAME_COLUMNS", "SPLIT_INDEX_SQL", "StoreTables", "write_table"]
 
 _CASES: Final = " ".join(f"WHEN '{split}' THEN {index}" for index, split in enumerate(SPLITS) if index)
 SPLIT_INDEX_SQL: Final = f"(CASE split {_CASES} ELSE 0 END)::UTINYINT"
@@ -32,6 +33,17 @@ SPLIT_INDEX_SQL: Final = f"(CASE split {_CASES} ELSE 0 END)::UTINYINT"
 _SOURCE_FACTS: Final = ("model", "simulations", "temperature", "seed", "commit", "date")
 """Columns of sources that expressions may use, besides ``source``."""
 _SOURCE_COLUMNS: Final = frozenset({"source", "source_id", *_SOURCE_FACTS})
+_SHADOWED: Final = frozenset({"positions", "split", *positions_schema(MIN_SIZE).names})
+"""Columns of games that expressions cannot use, because positions or queries have a column of that name."""
+_OWN_COLUMNS: Final = {
+    name: kind for name, kind in sql_columns(games_schema()).items() if name not in _SHADOWED
+} | {"game_positions": "BIGINT"}
+GAME_COLUMNS: Final = {
+    **dict.fromkeys(("split", "source"), "VARCHAR"),
+    **{name: sql_columns(sources_schema())[name] for name in _SOURCE_FACTS},
+    **_OWN_COLUMNS,
+}
+"""DuckDB's types of the columns of games and of their sources that expressions may use, by name."""
 _BLOCK_BITS: Final = 12
 """Base-2 logarithm of the number of game ids in a block; ranges of games are looked up by block."""
 
@@ -135,16 +147,7 @@ class StoreTables:
     @property
     def expression_columns(self) -> dict[str, str]:
         """DuckDB's types of the columns that expressions may use; positions shadow games."""
-        sources = sql_columns(sources_schema())
-        facts = {name: sources[name] for name in _SOURCE_FACTS}
-        positions = {name: column.type for name, column in self.view_columns.items()}
-        return {"split": "VARCHAR", "source": "VARCHAR", **facts, **self._game_columns, **positions}
-
-    @property
-    def _game_columns(self) -> dict[str, str]:
-        own = sql_columns(games_schema())
-        taken = {"positions", "split", *self.position_columns}
-        return {name: own[name] for name in own if name not in taken} | {"game_positions": own["positions"]}
+        return GAME_COLUMNS | {name: column.type for name, column in self.view_columns.items()}
 
     def rows_sql(self) -> str:
         """Return a query for all positions. Joins only the games outside the training split."""
@@ -170,8 +173,18 @@ class StoreTables:
         return f"""
             SELECT p.* EXCLUDE ({", ".join(["split", *added])}), {expression.sql}::{kind} AS {name}
             FROM (SELECT *, CASE split_index {texts} END AS split{computed} FROM ({rows})) p
-            {self._join_games_sql(sorted(expression.columns & self._game_columns.keys() - _SOURCE_COLUMNS))}
+            {self._join_games_sql(sorted(expression.columns & _OWN_COLUMNS.keys() - _SOURCE_COLUMNS))}
             {self._join_sources_sql() if expression.columns & _SOURCE_COLUMNS else ""}
+        """
+
+    def games_sql(self, columns: Iterable[str]) -> str:
+        """Return a query for ``of_game``, the id of each game, and some of ``GAME_COLUMNS``."""
+        facts = {"source": "s.name", **{name: f's."{name}"' for name in _SOURCE_FACTS}}
+        stored = facts | {name: f'g."{name}"' for name in _OWN_COLUMNS} | {"game_positions": "g.positions"}
+        selected = [f'{stored.get(name, name)} AS "{name}"' for name in columns]
+        return f"""
+            SELECT {", ".join(["game_id AS of_game", *selected])}
+            FROM {self.games} g LEFT JOIN {self.sources} s ON g.source_id = s.source_id
         """
 
     def _join_games_sql(self, columns: Sequence[str]) -> str:

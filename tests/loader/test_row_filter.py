@@ -165,7 +165,7 @@ def test_several_options_select_their_intersection(make_shards: MakeShards) -> N
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("tier < 2", "no column 'tier'; found tier < 2; expected one of game_id, move, "),
+        ("tier < 2", r"no column .tier.; found tier < 2; expected one of .*game_id, .*move, "),
         ("value <", "where: syntax error"),
         ("board IS NULL", "no column 'board'"),
         ("_row < 10", "no column '_row'"),
