@@ -47,8 +47,8 @@ class LoaderPipeline(wds.DataPipeline, wds.FluidInterface):
             digits. "positions" yields single positions: the arrays without their first dimension, and
             ``__key__`` = the position id with nine digits (default "batches").
         rank, world_size: Rank of this process and number of ranks (default None: those of the loader or, if
-            it has one rank, those that webdataset finds: the environment variables RANK and WORLD_SIZE, or
-            torch.distributed).
+            it has one rank, those that webdataset finds at the first iteration: the environment variables
+            RANK and WORLD_SIZE, or torch.distributed).
 
     Raises:
         ConfigError: An option has an invalid value; or ``samples="positions"``, and the loader pads batches
@@ -64,10 +64,6 @@ class LoaderPipeline(wds.DataPipeline, wds.FluidInterface):
         world_size: int | None = None,
     ) -> None:
         check_choice("samples", samples, _KINDS)
-        found_rank, found_size, _, _ = pytorch_worker_info()
-        options = getattr(loader, "options", None)
-        if rank is None and world_size is None and found_size > 1 and options and options.world_size == 1:
-            rank, world_size = found_rank, found_size
         kind = _Positions if samples == "positions" else _Batches
         super().__init__(kind(loader, rank=rank, world_size=world_size))
 
@@ -125,12 +121,16 @@ class LoaderPipeline(wds.DataPipeline, wds.FluidInterface):
 class _Batches(LoaderDataset):
     """The batches of a loader as samples."""
 
+    def _find_rank(self) -> tuple[int, int]:
+        rank, world_size, _, _ = pytorch_worker_info()
+        return rank, world_size
+
     def _samples(self, epoch: int, delivery: Delivery, workers: int) -> Iterator[Sample]:
         self._next = epoch, delivery.step + workers
         yield {"__key__": f"{epoch:06d}-{delivery.step:06d}", **delivery.batch}
 
 
-class _Positions(LoaderDataset):
+class _Positions(_Batches):
     """The positions of a loader as samples. A state counts the positions of an incomplete batch."""
 
     def __init__(self, loader: Loader, *, rank: int | None = None, world_size: int | None = None) -> None:

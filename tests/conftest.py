@@ -162,6 +162,7 @@ SLOW_FILES = frozenset(
         "pytorch/test_games_mode.py",
         "pytorch/test_loader.py",
         "pytorch/test_mixture.py",
+        "pytorch/test_ranks.py",
         "pytorch/test_snowflake.py",
         "pytorch/test_transform.py",
         "pytorch/test_unpack.py",

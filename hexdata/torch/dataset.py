@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
 from types import EllipsisType
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import torch
 from torch import distributed as dist
@@ -22,7 +22,7 @@ from hexdata.torch.epoch_counter import COUNTER_SIZE, SharedEpochCounter, iterat
 from hexdata.torch.shared_condition import SharedCondition, check_length
 from hexdata.torch.tensors import TensorBatch, WorkerBatch, as_tensors
 
-__all__ = ["LoaderDataset", "check_world_size", "end_with_parent", "loader_of_rank"]
+__all__ = ["LoaderDataset", "RankedLoader", "end_with_parent"]
 
 _CHECK_INTERVAL: Final = 1.0
 """Seconds between two checks whether the parent process is alive."""
@@ -34,57 +34,74 @@ _watching_pid: int | None = None
 _Loader = TypeVar("_Loader", Loader, Mixture, Loader | Mixture)
 
 
-def loader_of_rank(
-    loader: _Loader, rank: int | None, world_size: int | None, *, kinds: tuple[type, ...] = (Loader,)
-) -> _Loader:
-    """Return the loader for this rank.
+class RankedLoader(Generic[_Loader]):
+    """Base class of what delivers the batches of one rank of a ``Loader`` or ``Mixture``.
+
+    Frameworks create the process group when the training begins. So unless the rank is given, it is taken
+    from the process group as soon as there is one, until the first iteration begins.
 
     Args:
         loader: The loader or mixture.
-        rank: Rank of this process. None: that of the loader or, if it has one rank, of torch.distributed.
-        world_size: Number of ranks, given if and only if ``rank`` is.
-        kinds: Classes of which the loader may be (default: ``Loader`` only).
+        rank, world_size: Rank of this process and number of ranks (default None: those of the loader or, if
+            it has one rank, those of torch.distributed at the first iteration).
 
     Raises:
-        ConfigError: ``loader`` is of another class, or only one of ``rank`` and ``world_size`` is given.
+        ConfigError: ``loader`` cannot be used, or only one of ``rank`` and ``world_size`` is given.
     """
-    given: Any = loader
-    if not isinstance(given, kinds):
-        hint = "Make one first, as in TorchLoader(Loader(store))."
-        expected = "a hexdata.Loader" + (" or a hexdata.loader.Mixture" if Mixture in kinds else "")
-        raise ConfigError("loader cannot be used", found=repr(loader), expected=expected, hint=hint)
-    if (rank is None) != (world_size is None):
-        raise ConfigError(
-            "rank and world_size must be given together", found=f"rank={rank}, world_size={world_size}"
-        )
-    if rank is not None and world_size is not None:
-        return loader.for_rank(rank, world_size)
-    if loader.options.world_size == 1 and _world_size() > 1:
-        return loader.for_rank(dist.get_rank(), dist.get_world_size())
-    return loader
+
+    _kinds: ClassVar[tuple[type, ...]] = (Loader,)
+    """Classes of which the loader may be."""
+
+    def __init__(self, loader: _Loader, rank: int | None, world_size: int | None) -> None:
+        if not isinstance(loader, self._kinds):
+            hint = "Make one first, as in TorchLoader(Loader(store))."
+            expected = "a hexdata.Loader" + (" or a hexdata.loader.Mixture" if Mixture in self._kinds else "")
+            raise ConfigError("loader cannot be used", found=repr(loader), expected=expected, hint=hint)
+        if (rank is None) != (world_size is None):
+            raise ConfigError(
+                "rank and world_size must be given together", found=f"rank={rank}, world_size={world_size}"
+            )
+        self._finds_rank = rank is None and loader.options.world_size == 1
+        self._has_begun = False
+        self._loader: _Loader = loader
+        if rank is not None and world_size is not None:
+            self._loader = loader.for_rank(rank, world_size)
+
+    @property
+    def loader(self) -> _Loader:
+        """The loader of this rank."""
+        if self._finds_rank and not self._has_begun:
+            rank, world_size = self._find_rank()
+            if world_size > 1:
+                self._loader = self._loader.for_rank(rank, world_size)
+                self._finds_rank = False
+        return self._loader
+
+    def _find_rank(self) -> tuple[int, int]:
+        """Return the rank of this process and the number of ranks."""
+        if dist.is_available() and dist.is_initialized():
+            return dist.get_rank(), dist.get_world_size()
+        return 0, 1
+
+    def _begin(self) -> None:
+        """Keep the rank from here on. Call it at the beginning of each iteration.
+
+        Raises:
+            ConfigError: The process group was created after the first iteration, so every rank would receive
+                all positions.
+        """
+        _ = self.loader
+        self._has_begun = True
+        if self._finds_rank and (world_size := self._find_rank()[1]) > 1:
+            raise ConfigError(
+                "torch.distributed was initialised after the first iteration of the loader",
+                found="a loader of 1 rank",
+                expected=f"{world_size} ranks",
+                hint="Make a new loader, or give rank and world_size.",
+            )
 
 
-def _world_size() -> int:
-    """Return the number of ranks of torch.distributed, or 1 if it is not initialised."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def check_world_size(loader: Loader | Mixture, given_world_size: int | None) -> None:
-    """Check that torch.distributed was not initialised after the loader was made.
-
-    Raises:
-        ConfigError: It was, so every rank would receive all positions.
-    """
-    if given_world_size is None and loader.options.world_size == 1 and _world_size() > 1:
-        raise ConfigError(
-            "torch.distributed was initialised after the loader was made",
-            found="a loader of 1 rank",
-            expected=f"{_world_size()} ranks",
-            hint="Call init_process_group first, or give rank and world_size.",
-        )
-
-
-class LoaderDataset(IterableDataset[TensorBatch]):
+class LoaderDataset(RankedLoader[Loader], IterableDataset[TensorBatch]):
     """A ``Loader`` as an IterableDataset of whole batches, for your own DataLoader.
 
     The DataLoader yields the loader's batches in order of their steps, for any number of workers. Each
@@ -101,20 +118,24 @@ class LoaderDataset(IterableDataset[TensorBatch]):
     Args:
         loader: The loader. Its epoch and batch are where the first iteration starts. It is not modified.
         rank, world_size: Rank of this process and number of ranks (default None: those of the loader or, if
-            it has one rank, those of torch.distributed).
+            it has one rank, those of torch.distributed at the first iteration).
 
     Raises:
         ConfigError: Only one of ``rank`` and ``world_size`` is given, or their values are invalid.
     """
 
     def __init__(self, loader: Loader, *, rank: int | None = None, world_size: int | None = None) -> None:
-        own = loader_of_rank(loader, rank, world_size)
-        self.loader = own.for_rank(own.options.rank, own.options.world_size)
-        self._given_world_size = world_size
+        super().__init__(loader, rank, world_size)
+        options = self.loader.options
+        self._loader = self.loader.for_rank(options.rank, options.world_size)  # a copy
         self._shared = torch.empty(COUNTER_SIZE, dtype=torch.int64).share_memory_()
         self._condition = SharedCondition(self.loader)
         self._iterations = 0
         self._start_at(self.loader.epoch, self.loader.batch)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state to pickle, with the rank: a process that is not forked has no process group."""
+        return {**self.__dict__, "_loader": self.loader}
 
     @property
     def _counter(self) -> SharedEpochCounter:
@@ -150,12 +171,12 @@ class LoaderDataset(IterableDataset[TensorBatch]):
 
         Raises:
             StoreError, FormatError: A shard differs from its manifest.
-            ConfigError: torch.distributed was initialised after the dataset was made.
+            ConfigError: torch.distributed was initialised after the first iteration.
         """
         info = get_worker_info()
         worker, workers, seed = (0, 1, 0) if info is None else (info.id, info.num_workers, info.seed)
         if info is None:
-            check_world_size(self.loader, self._given_world_size)
+            self._begin()
         else:
             end_with_parent()
             self._condition.follow(self.loader)

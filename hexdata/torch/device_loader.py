@@ -62,10 +62,9 @@ class DeviceLoader(TensorLoader[_DeviceDelivery, Loader]):
             iterate the loader itself any more.
         device: The device, its name or its index (default "cuda").
         rank, world_size: Rank of this process and number of ranks (default None: those of the loader or, if
-            it has one rank, those of torch.distributed).
+            it has one rank, those of torch.distributed at the first iteration).
 
     Attributes:
-        loader: The loader of this rank.
         device: The device.
 
     Raises:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 from multiprocessing import get_all_start_methods
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -110,17 +110,14 @@ class TorchLoader(TensorLoader[_TensorDelivery, Loader | Mixture]):
             loader itself any more.
         num_workers: Number of worker processes (default 0: batches are prepared in this process).
         rank, world_size: Rank of this process and number of ranks (default None: those of the loader or, if
-            it has one rank, those of torch.distributed).
-        pin_memory: Whether to deliver batches in pinned memory, for ``to_device`` (default None: if there is
-            a CUDA device).
+            it has one rank, those of torch.distributed at the first iteration).
+        pin_memory: Whether to deliver batches in pinned memory, for ``to_device``, if there is a CUDA device
+            (default None: yes).
         prefetch_factor: Number of messages that each worker prepares in advance (default 4). A message is one
             batch, or up to 16 small batches.
         persistent_workers: Whether to keep the workers between epochs (default True).
         multiprocessing_context: Start method of the workers, "fork", "spawn" or "forkserver" (default None:
             Python's default).
-
-    Attributes:
-        loader: The loader or mixture of this rank.
 
     Raises:
         ConfigError: An option has an invalid value.
@@ -149,25 +146,29 @@ class TorchLoader(TensorLoader[_TensorDelivery, Loader | Mixture]):
             check_choice("multiprocessing_context", multiprocessing_context, get_all_start_methods())
         super().__init__(loader, rank, world_size)
         self._num_workers = num_workers
-        self._pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
-        if num_workers:
-            self._dataset = _MessageDataset(self.loader)
-            self._messages = DataLoader(
-                self._dataset,
-                batch_size=None,
-                num_workers=num_workers,
-                collate_fn=list,  # the default would convert the contents of the messages
-                pin_memory=self._pin_memory,
-                prefetch_factor=prefetch_factor,
-                persistent_workers=persistent_workers,
-                multiprocessing_context=multiprocessing_context,
-            )
+        self._pin_memory = pin_memory is not False and torch.cuda.is_available()
+        self._worker_options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "multiprocessing_context": multiprocessing_context,
+        }
+        self._messages: DataLoader[_Message] | None = None
 
     def _record(self, delivery: _TensorDelivery) -> None:
         self.loader.record(delivery.step, delivery.position_ids)
 
     def _deliveries(self) -> Iterator[_TensorDelivery]:
         if self._num_workers:
+            if self._messages is None:  # here, because the rank may be unknown before the first iteration
+                self._dataset = _MessageDataset(self.loader)
+                self._messages = DataLoader(
+                    self._dataset,
+                    batch_size=None,
+                    collate_fn=list,  # the default would convert the contents of the messages
+                    pin_memory=self._pin_memory,
+                    **self._worker_options,
+                )
             self._dataset.prepare()
             yield from _order_by_step(iter(self._messages), self._num_workers)
             return

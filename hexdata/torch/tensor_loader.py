@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from types import EllipsisType
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.loader import Loader, Mixture
-from hexdata.torch.dataset import check_world_size, loader_of_rank
+from hexdata.torch.dataset import RankedLoader
 from hexdata.torch.tensors import TensorBatch
 
 __all__ = ["TensorLoader"]
@@ -25,27 +25,17 @@ _Delivery = TypeVar("_Delivery", bound=_HasBatch)
 _Source = TypeVar("_Source", Loader, Loader | Mixture)
 
 
-class TensorLoader(ABC, Generic[_Delivery, _Source]):
+class TensorLoader(RankedLoader[_Source], ABC, Generic[_Delivery, _Source]):
     """Epochs, states and digests of a ``Loader`` or ``Mixture`` whose batches a subclass makes.
 
     Args:
         loader: The loader or mixture.
         rank, world_size: Rank of this process and number of ranks (default None: those of the loader or, if
-            it has one rank, those of torch.distributed).
-
-    Attributes:
-        loader: The loader of this rank.
+            it has one rank, those of torch.distributed at the first iteration).
 
     Raises:
         ConfigError: ``loader`` cannot be used, or only one of ``rank`` and ``world_size`` is given.
     """
-
-    _kinds: ClassVar[tuple[type, ...]] = (Loader,)
-    """Classes of which the loader may be."""
-
-    def __init__(self, loader: _Source, rank: int | None, world_size: int | None) -> None:
-        self.loader: _Source = loader_of_rank(loader, rank, world_size, kinds=self._kinds)
-        self._given_world_size = world_size
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loader!r})"
@@ -116,10 +106,10 @@ class TensorLoader(ABC, Generic[_Delivery, _Source]):
         Raises:
             StoreError, FormatError: A shard differs from its manifest.
             ConfigError: The epoch was changed during the iteration, or torch.distributed was initialised
-                after the loader was made.
+                after the first iteration.
             RuntimeError: A worker process ended unexpectedly.
         """
-        check_world_size(self.loader, self._given_world_size)
+        self._begin()
         with self.loader.iteration() as epoch:
             options = self.loader.options
             for delivery in self._deliveries():

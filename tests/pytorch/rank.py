@@ -46,7 +46,8 @@ def train(shards: str) -> dict[str, Any]:
 
 def main() -> None:
     shards, folder, rank, world_size = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    early = TorchLoader(make_loader(shards))
+    early, begun = TorchLoader(make_loader(shards), num_workers=2), TorchLoader(make_loader(shards))
+    next(iter(begun))
     distributed.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'rendezvous'}",
@@ -59,10 +60,11 @@ def main() -> None:
     most = count.clone()
     distributed.all_reduce(most, distributed.ReduceOp.MAX)
     runs["same number of batches"] = torch.equal(count, most)
+    runs["early"] = [batch["position_id"].tolist() for batch in early]
     try:
-        next(iter(early))
+        next(iter(begun))
     except ConfigError as error:
-        runs["early"] = str(error)
+        runs["begun"] = str(error)
     (folder / f"{rank}.json").write_text(json.dumps(runs))
     distributed.destroy_process_group()
 

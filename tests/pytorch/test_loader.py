@@ -357,7 +357,8 @@ def test_ranks_of_torch_distributed_divide_every_epoch(shards, tmp_path, world_s
                 assert combine_digests(parts) == digests[number]
     for rank in ranks:
         assert rank["same number of batches"]
-        assert rank["early"].startswith("torch.distributed was initialised after the loader was made")
+        assert rank["early"] == rank["loader 0"]["epochs"][0]  # made before the process group
+        assert rank["begun"].startswith("torch.distributed was initialised after the first iteration")
 
 
 def test_explicit_ranks_override_those_of_the_loader(shards):
