@@ -115,7 +115,7 @@ class ConvertRun:
         self.inputs = inputs
         self.store = store
         self.options = self._check_board_size(store, self._check_splits(store, options))
-        self.progress = engine.monitored(progress)
+        self.progress = progress
         self.engine = engine
         self.client_memory = client_memory(store.path, *(file.path for file in self.files))
         self.work = store.work / "convert"

@@ -20,7 +20,6 @@ from hexdata.engine.protocol import Machines
 from hexdata.errors import HexdataError
 from hexdata.extras import hide_pandas
 from hexdata.pool import default_workers
-from hexdata.progress import Progress
 from hexdata.storage import AnyPath
 from hexdata.system import block_interrupts, has_ended
 from hexdata.temporary import temporary_path
@@ -42,10 +41,6 @@ class LocalEngine:
         """This machine."""
         return Machines(1, default_workers(), separate=False)
 
-    def monitored(self, progress: Progress) -> Progress:
-        """Return the progress: the local engine has no metrics."""
-        return progress
-
     def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
         """Do nothing: workers on this machine see the same code and files."""
 
@@ -56,17 +51,16 @@ class LocalEngine:
         *,
         workers: int,
         memory: int,
-        copies: bool = False,
         cores: int = 1,
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks in processes. See :meth:`hexdata.engine.protocol.Engine.run` for the arguments.
 
-        ``memory`` and ``cores`` are not enforced, and no task is started twice.
+        ``memory`` and ``cores`` are not enforced.
 
         Raises:
             HexdataError: A worker process died, for example because it was killed or memory ran out.
         """
-        del memory, copies, cores
+        del memory, cores
         todo = iter(tasks)
         first = list(islice(todo, max(workers, 1)))
         if len(first) <= 1:

@@ -8,7 +8,6 @@ from functools import partial
 from math import inf
 from typing import Any, Final, Protocol, TypeVar
 
-from hexdata.progress import Progress
 from hexdata.storage import AnyPath
 
 __all__ = ["DIGEST_MEMORY", "ENGINES", "Engine", "Machines", "function_name"]
@@ -76,9 +75,6 @@ class Engine(Protocol):
     def machines(self) -> Machines:
         """The machines that are available now."""
 
-    def monitored(self, progress: Progress) -> Progress:
-        """Return a progress that also updates the metrics of the engine, if it has any."""
-
     def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
         """Check that every machine runs the same code and sees the same files.
 
@@ -97,7 +93,6 @@ class Engine(Protocol):
         *,
         workers: int,
         memory: int,
-        copies: bool = False,
         cores: int = 1,
     ) -> Iterator[tuple[int, Result]]:
         """Run ``function(*task)`` for each task; yield (index of the task, result) in order of completion.
@@ -111,8 +106,6 @@ class Engine(Protocol):
             tasks: Arguments of each task.
             workers: Number of tasks to run at a time on each machine.
             memory: Memory that a task may use, in bytes.
-            copies: Whether a task may run twice at the same time. An engine of several machines then starts
-                a slow task a second time and uses the first result. Default False.
             cores: Number of cores that a task uses. Default 1.
 
         Raises:

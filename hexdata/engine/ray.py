@@ -12,13 +12,11 @@ import os
 import re
 import socket
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from statistics import median
 from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -27,7 +25,7 @@ from hexdata.engine.node_check import NodeCheck, installed_versions, open_node_c
 from hexdata.engine.protocol import DIGEST_MEMORY, Machines, function_name
 from hexdata.errors import BudgetError, ConfigError, EngineError
 from hexdata.extras import installed_by
-from hexdata.progress import SILENT, Progress
+from hexdata.progress import SILENT
 from hexdata.storage import AnyPath
 from hexdata.text import count_of
 
@@ -39,12 +37,6 @@ Note = Callable[[str], None]
 
 CONNECT_TIMEOUT: Final = 10.0
 """Timeout for connecting to a cluster; Ray itself would wait for minutes."""
-_SETTINGS: Final = 4
-"""Type of the frame with which each side of an HTTP/2 connection begins. It is the frame's fourth byte."""
-_FRAME_HEADER: Final = 9
-"""Bytes of the header of a frame."""
-_HTTP2_START: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
-"""First bytes of an HTTP/2 client, with empty settings."""
 _SKIPPED_MESSAGES: Final = (
     "A worker died or was killed|Raylet is terminated|has been marked dead|killed due to memory pressure"
 )
@@ -55,14 +47,6 @@ CANCEL_TIMEOUT: Final = 30.0
 """Timeout for workers to end."""
 NODE_POLL_SECONDS: Final = 5.0
 """Interval at which Ray is asked for the nodes."""
-SLOW_FACTOR: Final = 3.0
-"""A task is slow if it runs for this multiple of the median duration of the others."""
-SLOW_SECONDS: Final = 30.0
-"""Minimum duration of a slow task, since a second copy takes the start of a worker."""
-SLOW_CHECK_SECONDS: Final = 1.0
-"""Interval at which slow tasks are looked for."""
-_DURATIONS: Final = 1_000
-"""Number of finished tasks of which the median duration is taken."""
 ATTEMPTS: Final = 5
 """Maximum number of attempts of a task whose worker or node dies."""
 WORKER_EXTRA: Final = 128 << 20
@@ -128,11 +112,11 @@ def _set_defaults(address: str) -> None:
 
 
 def _require_server(address: str) -> None:
-    """Check that a server at an address may be Ray, because Ray would wait for many minutes.
+    """Check that a server accepts connections at an address, because Ray would wait for many minutes.
 
     Raises:
         ConfigError: It is not an address, or that of a Ray Client.
-        EngineError: No server answers, or another kind of server.
+        EngineError: No server answers.
     """
     if address in ("auto", "local"):
         return
@@ -147,74 +131,13 @@ def _require_server(address: str) -> None:
     if not (host and port.isdecimal() and int(port) < 1 << 16):
         raise ConfigError("not the address of a Ray cluster", found=address, expected="HOST:PORT, or auto")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT) as connection:
-            found = None if _uses_tls() else _http2_fault(connection)
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
     except OSError as error:
         raise EngineError(
             "the Ray cluster does not answer",
             found=f"{error.strerror or error} at {address}, within {CONNECT_TIMEOUT:.0f} s",
             hint="Check that it runs (`ray status` on the head node) and that this machine can reach it.",
         ) from error
-    if found is not None:
-        raise EngineError(
-            "the server at this address is not a Ray cluster",
-            found=f"{found} at {address}",
-            expected="the address that `ray start --head` prints",
-        )
-
-
-def _uses_tls() -> bool:
-    """Return whether Ray encrypts its connections, so that the first bytes of a server say nothing."""
-    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
-
-
-def _http2_fault(connection: socket.socket) -> str | None:
-    """Return what a server answered if it was not HTTP/2, which Ray's servers use, or None.
-
-    Raises:
-        TimeoutError: The server sent nothing.
-        OSError: The connection failed.
-    """
-    connection.sendall(_HTTP2_START)
-    frame = b""
-    while len(frame) < _FRAME_HEADER:
-        data = connection.recv(_FRAME_HEADER - len(frame))
-        if not data:
-            return "a connection that was closed"
-        frame += data
-    return None if frame[3] == _SETTINGS else f"an answer that begins with {frame!r}"
-
-
-class _Metrics:
-    """Metrics for Ray's dashboard and its Prometheus endpoints. Without its metrics agent, Ray drops them."""
-
-    def __init__(self) -> None:
-        from ray.util.metrics import Counter, Gauge
-
-        self.done = Counter("hexdata_done", "Positions, bytes or files that are done.", ("stage", "unit"))
-        self.tasks = Counter("hexdata_tasks", "Tasks that ended or were submitted again.", ("task", "state"))
-        self.running = Gauge("hexdata_tasks_running", "Submitted tasks that have not ended.", ("task",))
-
-
-class _MeteredProgress:
-    """Passes reports on, and counts the units that are done."""
-
-    def __init__(self, progress: Progress, metrics: _Metrics) -> None:
-        self.note = progress.note
-        self._progress = progress
-        self._done = metrics.done
-        self._tags: dict[str, str] = {}
-
-    def begin(self, stage: str, total: int | None, unit: str) -> None:
-        """Report the start of a step."""
-        self._tags = {"stage": stage, "unit": unit}
-        self._progress.begin(stage, total, unit)
-
-    def advance(self, amount: int) -> None:
-        """Report units that are done."""
-        if amount > 0:
-            self._done.inc(amount, self._tags)
-        self._progress.advance(amount)
 
 
 class _Shared(NamedTuple):
@@ -244,13 +167,6 @@ class _Task:
     index: int
     arguments: Task
     attempt: int = 1
-    started: float = 0.0
-    """Time of the latest submission, from ``time.monotonic``."""
-    submitted: int = 0
-    """Number of submissions that have not ended."""
-    copied: bool = False
-    """Whether a second copy was submitted while the first was running."""
-    done: bool = False
 
 
 class RayEngine:
@@ -258,7 +174,6 @@ class RayEngine:
 
     def __init__(self, note: Note) -> None:
         self.note = note
-        self.metrics = _Metrics()
         self._paths: tuple[AnyPath, ...] = ()
         self._folder: AnyPath | None = None
         self.checked: set[str] = set()
@@ -270,10 +185,6 @@ class RayEngine:
         resources = [node["Resources"] for node in _working_nodes()]
         sizes = tuple((int(own["CPU"]), own.get("memory", 0.0) - WORKER_EXTRA) for own in resources)
         return Machines(len(sizes), max(cores for cores, _ in sizes), separate=True, sizes=sizes)
-
-    def monitored(self, progress: Progress) -> Progress:
-        """Return a progress that also counts in Ray's metrics what is done."""
-        return _MeteredProgress(progress, self.metrics)
 
     def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
         """Check versions and files on every node. See :meth:`hexdata.engine.protocol.Engine.require`.
@@ -337,7 +248,6 @@ class RayEngine:
         *,
         workers: int,
         memory: int,
-        copies: bool = False,
         cores: int = 1,
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks, and repeat those of dead workers. See :meth:`hexdata.engine.protocol.Engine.run`.
@@ -348,13 +258,13 @@ class RayEngine:
             BudgetError: No node has enough memory or cores for a task.
             EngineError: A task died repeatedly, no node is left, or a new node failed the checks.
         """
-        return _Run(self, function, tasks, workers, memory + WORKER_EXTRA, copies, cores).results()
+        return _Run(self, function, tasks, workers, memory + WORKER_EXTRA, cores).results()
 
     def run_light(
         self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int
     ) -> Iterator[tuple[int, Result]]:
         """Run tasks that only read files."""
-        return _Run(self, function, tasks, workers, DIGEST_MEMORY, True).results()
+        return _Run(self, function, tasks, workers, DIGEST_MEMORY).results()
 
 
 class _Run:
@@ -367,7 +277,6 @@ class _Run:
         tasks: Iterable[Task],
         workers: int,
         memory: int,
-        copies: bool,
         cores: int = 1,
     ) -> None:
         import ray
@@ -377,31 +286,21 @@ class _Run:
         self._name = function_name(function)
         self._workers = workers
         self._memory = memory
-        self._copies = copies
         self._cores = cores
         self._todo = (_Task(index, task) for index, task in enumerate(tasks))
         self._repeats: list[_Task] = []
         self._running: dict[Any, _Task] = {}
-        """The submissions that have not ended, including those of finished tasks."""
-        self._unfinished = 0
-        """Number of tasks in ``_running``, without finished ones."""
-        self._durations: deque[float] = deque(maxlen=_DURATIONS)
-        """Seconds of the latest finished tasks."""
-        self._results_by_node: Counter[str] = Counter()
         self._nodes = 0
         self._nodes_counted = -math.inf
-        self._slow_checked = -math.inf
         self._shared: Any = None
         self._shared_checked: frozenset[str] | None = None
-        self._remote_call = ray.remote(_call)
-        self._options = {
-            "num_cpus": cores,
-            "memory": memory,
-            "max_retries": 0,  # repeated below, where all attempts are counted
-            "scheduling_strategy": "SPREAD",
-            "name": f"hexdata {self._name}",
-        }
-        self._remote = self._remote_call.options(**self._options)
+        self._remote = ray.remote(_call).options(
+            num_cpus=cores,
+            memory=memory,
+            max_retries=0,  # repeated below, where all attempts are counted
+            scheduling_strategy="SPREAD",
+            name=f"hexdata {self._name}",
+        )
 
     def results(self) -> Iterator[tuple[int, Any]]:
         """Yield the index and the result of each task in order of completion."""
@@ -409,7 +308,7 @@ class _Run:
         try:
             while True:
                 self._fill()
-                if not self._unfinished:
+                if not self._running:
                     return
                 for ref in self._ended():
                     task = self._running.pop(ref)
@@ -421,16 +320,10 @@ class _Run:
             self._end()
 
     def _fill(self) -> None:
-        """Submit tasks to the free workers: repeated ones, new ones, then copies of slow ones."""
+        """Submit tasks to the free workers: repeated ones, then new ones."""
         free = self._workers * self._count_nodes() - len(self._running)
         for task in islice(chain(_pop_all(self._repeats), self._todo), max(free, 0)):
             self._submit(task)
-            self._unfinished += 1
-            free -= 1
-        if self._copies and free > 0 and time.monotonic() - self._slow_checked > SLOW_CHECK_SECONDS:
-            self._slow_checked = time.monotonic()
-            for task in islice(self._slow_tasks(), free):
-                self._submit_copy(task)
 
     def _count_nodes(self) -> int:
         """Return the number of nodes, at least 1; asked every few seconds, since Ray takes 0.4 ms or more."""
@@ -439,11 +332,11 @@ class _Run:
             self._nodes_counted = time.monotonic()
         return self._nodes
 
-    def _submit(self, task: _Task, remote: Any = None) -> None:
+    def _submit(self, task: _Task) -> None:
         import ray
 
         try:
-            ref = (remote or self._remote).remote(self._share(), task.arguments)
+            ref = self._remote.remote(self._share(), task.arguments)
         except (ray.exceptions.ObjectStoreFullError, ray.exceptions.OutOfDiskError) as error:
             raise EngineError(
                 "Ray cannot store the arguments of a task",
@@ -452,8 +345,6 @@ class _Run:
                 "memory for objects (`ray start --object-store-memory`). Run the command again to resume.",
             ) from error
         self._running[ref] = task
-        task.started = time.monotonic()
-        task.submitted += 1
 
     def _share(self) -> Any:
         """Return the reference of what the tasks have in common."""
@@ -465,39 +356,11 @@ class _Run:
             self._shared, self._shared_checked = ray.put(shared), checked
         return self._shared
 
-    def _slow_tasks(self) -> list[_Task]:
-        """Return the tasks that run far longer than the others took, without those that have a copy."""
-        if not self._durations:
-            return []
-        usual = median(self._durations)
-        since = time.monotonic() - max(SLOW_FACTOR * usual, SLOW_SECONDS)
-        tasks = self._running.values()
-        return [t for t in tasks if t.started < since and not (t.copied or t.done)]
-
-    def _submit_copy(self, task: _Task) -> None:
-        """Submit a second copy, to the node that finished most tasks if it is free.
-
-        The first result is used. The task's files are written atomically with the same bytes.
-        """
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        seconds = time.monotonic() - task.started
-        self._engine.note(
-            f"{self._name} is started a second time: it has run for {seconds:,.0f} s, "
-            f"others took {median(self._durations):,.0f} s"
-        )
-        task.copied = True
-        self._count("copied")
-        ((node, _),) = self._results_by_node.most_common(1)
-        strategy = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
-        self._submit(task, self._remote_call.options(**self._options | {"scheduling_strategy": strategy}))
-
     def _ended(self) -> list[Any]:
         """Wait for a while, and return all submissions that have ended."""
         import ray
 
         refs = list(self._running)
-        self._engine.metrics.running.set(len(refs), {"task": self._name})
         ready, _ = ray.wait(refs, num_returns=1, timeout=NODE_POLL_SECONDS)
         if not ready:
             _require_machine(self._memory, self._cores)
@@ -506,51 +369,27 @@ class _Run:
         return list(ready)
 
     def _answer(self, task: _Task, ref: Any) -> _Answer | None:
-        """Return the answer of a submission that has ended; None if its task is done or must be repeated."""
+        """Return the answer of a submission that has ended; None if its task must be repeated."""
         import ray
 
-        task.submitted -= 1
-        if task.done:
-            return None
         try:
             answer: _Answer = _result(ref)
         except ray.exceptions.RayError as error:
-            if not task.submitted:
-                require_attempts_left(task.attempt, error)
-                task.attempt += 1
-                self._count("repeated")
-                self._engine.note(
-                    f"{self._name} is repeated, attempt {task.attempt} of {ATTEMPTS}: {_error_kind(error)}"
-                )
-            self._repeat(task)
+            require_attempts_left(task.attempt, error)
+            task.attempt += 1
+            self._engine.note(
+                f"{self._name} is repeated, attempt {task.attempt} of {ATTEMPTS}: {_error_kind(error)}"
+            )
+            self._repeats.append(task)
             return None
-        except Exception:
-            self._count("failed")
-            raise
         if not answer.ran:
             self._engine.admit(answer.node)
-            self._repeat(task)
+            self._repeats.append(task)
             return None
-        task.done = True
-        self._unfinished -= 1
-        self._durations.append(time.monotonic() - task.started)
-        self._results_by_node[answer.node] += 1
-        self._count("finished")
         return answer
 
-    def _count(self, state: str) -> None:
-        self._engine.metrics.tasks.inc(1, {"task": self._name, "state": state})
-
-    def _repeat(self, task: _Task) -> None:
-        """Submit a task again, unless its other copy is running."""
-        task.copied = False
-        if not task.submitted:
-            self._unfinished -= 1
-            self._repeats.append(task)
-
     def _end(self) -> None:
-        """End all submissions: after an error those of all tasks, otherwise the slower copies."""
-        self._engine.metrics.running.set(0, {"task": self._name})
+        """End the submissions that have not ended, after an error or if the caller takes no more results."""
         unended = _cancel(list(self._running))
         if unended:
             self._engine.note(

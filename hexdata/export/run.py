@@ -65,7 +65,7 @@ class ExportRun(ABC):
     def __init__(self, store: Store, options: WorkerOptions, progress: Progress, engine: Engine) -> None:
         self.store = store
         self.options = options
-        self.progress = engine.monitored(progress)
+        self.progress = progress
         self.engine = engine
         self.intact: set[str] = set()
         """Names of files that this run has found undamaged."""
@@ -224,7 +224,7 @@ class ExportRun(ABC):
         facts["seed"] = self.store.manifest.stages.get("shuffle", {}).get("seed")
         log.line(f"{len(missing):,} files to write: {json.dumps(facts)}")
         try:
-            results = self.engine.run(_write_files, tasks, workers=workers, memory=memory, copies=True)
+            results = self.engine.run(_write_files, tasks, workers=workers, memory=memory)
             for index, entries in results:
                 for name, (entry, seconds) in zip(groups[index], entries, strict=True):
                     unsaved.append(name)

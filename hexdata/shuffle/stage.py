@@ -130,7 +130,7 @@ class ShuffleRun:
     ) -> None:
         self.store = store
         self.options = options
-        self.progress = engine.monitored(progress)
+        self.progress = progress
         self.retry = retry
         self.engine = engine
         self.restore = restore
@@ -399,7 +399,6 @@ class _Phases:
             tasks,
             workers=threads // cores,
             memory=self.run.options.memory // threads * cores,
-            copies=True,
             cores=cores,
         )
         for _, report in results:

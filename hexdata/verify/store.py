@@ -146,7 +146,7 @@ class _Verification:
     def __init__(self, store: Store, options: VerifyOptions, progress: Progress, engine: Engine) -> None:
         self.store = store
         self.options = options
-        self.progress = engine.monitored(progress)
+        self.progress = progress
         self.engine = engine
         self.result = VerifyResult()
 

@@ -24,7 +24,6 @@ import pytest
 
 import hexdata
 from hexdata.engine import Engine, open_engine
-from hexdata.engine import ray as ray_engine_module
 from hexdata.engine.ray import require_attempts_left
 from hexdata.errors import BudgetError, ConfigError, EngineError, StoreError
 from hexdata.shuffle import ShuffleOptions, shuffle_store
@@ -143,61 +142,6 @@ def test_only_the_tasks_of_a_removed_node_are_repeated(
     runs = Counter(int(line) for line in log.read_text().split())
     assert set(runs) == set(nodes) == set(range(len(nodes)))
     assert Counter(runs.values()) == {1: len(nodes) - 1, 2: 1}
-
-
-@pytest.fixture
-def hasty_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_engine_module, "SLOW_SECONDS", 2.0)
-    monkeypatch.setattr(ray_engine_module, "NODE_POLL_SECONDS", 0.5)
-
-
-def stop_once(begun: Path) -> str:
-    """Return an expression whose first evaluation stops its process. A copy returns at once."""
-    stop = f"(open({str(begun)!r}, 'w').write(str({PID})), __import__('os').kill({PID}, 19))"
-    return f"{NODE_ID} if __import__('os').path.exists({str(begun)!r}) else {stop}"
-
-
-def test_a_slow_task_is_started_a_second_time(
-    cluster: Any,
-    ray_engine: Engine,
-    hasty_copies: None,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    outlive: Callable[..., list[Any]],
-) -> None:
-    """The worker of the first task is stopped, so only the copy ends; the stopped worker is ended too."""
-    # A busy machine starts the workers of the other tasks slowly.
-    monkeypatch.setattr(ray_engine_module, "SLOW_SECONDS", 8.0)
-    begun, notes = tmp_path / "begun", []
-    tasks = [(stop_once(begun),), *[(NODE_ID,)] * 6]
-    with open_engine("ray", cluster.address, notes.append) as engine:
-        results = engine.run(eval, tasks, workers=1, memory=MEMORY, copies=True)
-        nodes = dict(results)
-    assert sorted(nodes) == list(range(7))
-    (note,) = notes
-    assert note.startswith("eval is started a second time: it has run for ")
-    assert not outlive(
-        [psutil.Process(int(pid)) for pid in [begun.read_text()] if psutil.pid_exists(int(pid))]
-    )
-
-
-def test_the_result_of_the_faster_copy_is_used_once(
-    cluster: Any, ray_engine: Engine, hasty_copies: None, tmp_path: Path
-) -> None:
-    """The first copy ends before the second one, which waits forever and is ended."""
-    begun = tmp_path / "begun"
-    wait = f"{WAIT} if __import__('os').path.exists({str(begun)!r}) else "
-    slow = f"(open({str(begun)!r}, 'w').close(), __import__('time').sleep(6), 7)[-1]"
-    tasks = [(wait + slow,), *[("1",)] * 4]
-    results = list(ray_engine.run(eval, tasks, workers=2, memory=MEMORY, copies=True))
-    assert sorted(results) == [(0, 7), (1, 1), (2, 1), (3, 1), (4, 1)]
-
-
-def test_without_copies_a_slow_task_runs_once(ray_engine: Engine, hasty_copies: None, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    tasks = [(logged(log, 0, "__import__('time').sleep(4)"),), *[("1",)] * 3]
-    assert len(list(ray_engine.run(eval, tasks, workers=1, memory=MEMORY))) == 4
-    assert log.read_text().split() == ["0"]
 
 
 def test_an_exception_between_results_ends_the_tasks(
@@ -380,41 +324,6 @@ def test_a_cluster_that_does_not_answer() -> None:
     assert "EngineError: the Ray cluster does not answer" in run.stderr
     assert address in run.stderr
     assert "within 10 s" in run.stderr
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (None, r"the Ray cluster does not answer; found timed out at 127\.0\.0\.1:\d+, within 1 s"),
-        (b"", r"not a Ray cluster; found a connection that was closed at 127"),
-        (b"HTTP/1.1 400 Bad Request", r"not a Ray cluster; found an answer that begins with b'HTTP/1\.1 '"),
-        (bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), None),
-    ],
-    ids=["silent", "closing", "HTTP/1", "HTTP/2"],
-)
-def test_a_server_that_is_not_ray(
-    answer: bytes | None, message: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray itself would try to connect for more than ten minutes. Ray's servers use HTTP/2."""
-    monkeypatch.setattr(ray_engine_module, "CONNECT_TIMEOUT", 1.0)
-
-    def serve(listening: socket.socket) -> None:
-        connection, _ = listening.accept()
-        with connection:
-            connection.recv(64)
-            connection.sendall(answer or b"")
-
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        if answer is not None:
-            threading.Thread(target=serve, args=[listening], daemon=True).start()
-        address = f"127.0.0.1:{listening.getsockname()[1]}"
-        if message is None:
-            ray_engine_module._require_server(address)
-            return
-        with pytest.raises(EngineError, match=message):
-            ray_engine_module._require_server(address)
 
 
 def test_invalid_addresses_are_refused() -> None:

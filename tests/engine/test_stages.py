@@ -6,14 +6,9 @@ Also tests the limits of tasks: their memory, the number held by the driver, and
 from __future__ import annotations
 
 import gc
-import re
 import signal
-import time
-import urllib.request
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
@@ -24,7 +19,6 @@ import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.engine import LOCAL, Engine, EngineOptions, open_engine
-from hexdata.engine import ray as ray_engine_module
 from hexdata.engine.local import LocalEngine
 from hexdata.engine.node_check import open_node_check
 from hexdata.engine.protocol import Machines, function_name
@@ -223,44 +217,6 @@ def test_a_killed_worker_changes_nothing(
     assert not hidden_files(store)
 
 
-@pytest.mark.parametrize("stage", ["scatter", "sort"])
-def test_two_copies_of_a_task_change_nothing(
-    cluster: Any,
-    ray_engine: Engine,
-    stage: str,
-    odd_store: Path,
-    copy_store: CopyStore,
-    whole: dict[str, str],
-    store_bytes: StoreBytes,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A worker is stopped; when its task is started a second time, it continues, so that both write."""
-    monkeypatch.setattr(ray_engine_module, "SLOW_SECONDS", 2.0)
-    monkeypatch.setattr(ray_engine_module, "NODE_POLL_SECONDS", 0.5)
-    store = copy_store(odd_store)
-    stopped: list[psutil.Process] = []
-    notes: list[str] = []
-
-    def stop() -> bool:
-        stopped.extend(filter(None, [signal_a_worker(signal.SIGSTOP, "ray::hexdata")]))
-        return bool(stopped)
-
-    def note(text: str) -> None:
-        notes.append(text)
-        for process in stopped:
-            with suppress(psutil.NoSuchProcess):  # a later note
-                process.send_signal(signal.SIGCONT)
-
-    watcher = ActingProgress(stage, stop)
-    with open_engine("ray", cluster.address, note) as engine:
-        shuffle_store(store, SHUFFLE, watcher, engine=engine)
-    run_stages(store, ray_engine)
-    assert watcher.done
-    assert any(" is started a second time: it has run for " in text for text in notes)
-    assert store_bytes(store) == whole
-    assert not hidden_files(store)
-
-
 def test_a_removed_node_changes_nothing(
     cluster: Any,
     ray_engine: Engine,
@@ -382,51 +338,6 @@ def test_repeated_tasks_are_reported(cluster: Any, ray_engine: Engine, tmp_path:
     with open_engine("ray", cluster.address, notes.append) as engine:
         assert list(engine.run(eval, [(die_once,)], workers=1, memory=200 << 20)) == [(0, 7)]
     assert notes == ["eval is repeated, attempt 2 of 5: worker crashed"]
-
-
-def test_tasks_and_units_are_counted_for_ray(
-    cluster: Any, ray_engine: Engine, odd_store: Path, copy_store: CopyStore, tmp_path: Path
-) -> None:
-    """Ray drops the counts unless its metrics agent runs, so they are recorded before."""
-    counts: Counter[tuple[str, ...]] = Counter()
-
-    def record(amount: int, tags: dict[str, str]) -> None:
-        counts[tuple(tags.values())] += amount
-
-    die = f"__import__('os').path.exists({str(tmp_path / 'mark')!r}) or "
-    die += f"(open({str(tmp_path / 'mark')!r}, 'w').close(), __import__('os')._exit(9))"
-    with open_engine("ray", cluster.address) as engine, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.metrics.done, "inc", record)  # type: ignore[attr-defined]
-        patch.setattr(engine.metrics.tasks, "inc", record)  # type: ignore[attr-defined]
-        result = shuffle_store(copy_store(odd_store), SHUFFLE, engine=engine)
-        list(engine.run(eval, [(die,)], workers=1, memory=200 << 20))
-        with pytest.raises(ZeroDivisionError):
-            list(engine.run(eval, [("1 / 0",)], workers=1, memory=200 << 20))
-    assert counts["sort", "positions"] == counts["scatter", "positions"] == result.positions
-    assert counts["scatter_slice", "finished"] == 8
-    assert (counts["eval", "finished"], counts["eval", "repeated"], counts["eval", "failed"]) == (1, 1, 1)
-
-
-def test_ray_serves_the_counts(cluster: Any, ray_engine: Engine) -> None:
-    """On the endpoint that Ray's dashboard reads. The metrics agent takes some seconds."""
-    import ray
-
-    ports = {node["MetricsExportPort"] for node in ray.nodes() if node["Alive"]}
-    if max(ports) <= 0:
-        pytest.skip("ray[default] is not installed")
-    list(ray_engine.run(eval, [("1",)], workers=1, memory=200 << 20))
-    line = 'hexdata_tasks_total{.*state="finished".*task="eval"'
-    while not any(re.search(line, _metrics(node)) for node in ray.nodes() if node["Alive"]):
-        time.sleep(1)
-
-
-def _metrics(node: dict[str, Any]) -> str:
-    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
-    try:
-        with urllib.request.urlopen(address, timeout=5) as answer:
-            return str(answer.read(), "utf-8")
-    except OSError:  # the agent is starting
-        return ""
 
 
 def test_checks_of_another_machine_work_in_an_object_store(bucket: UPath) -> None:
