@@ -224,7 +224,6 @@ SLOW_FILES = frozenset(
         "test_pipeline.py",
         "test_second_server.py",
         "test_system.py",
-        "test_task_graph.py",
         "verify/test_bad_tables.py",
         "verify/test_damage.py",
         "verify/test_reading.py",
@@ -247,7 +246,6 @@ SEVERAL_CORES = (
     "pytorch/",
     "shards/test_read_ahead.py",
     "shuffle/",
-    "test_task_graph.py",
 )
 """Folders and files, relative to this folder, of tests that use every core also beside other tests."""
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
