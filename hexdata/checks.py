@@ -30,27 +30,35 @@ __all__ = [
 
 T = TypeVar("T")
 
-_MAX_INT64: Final = (1 << 63) - 1
+_MAX_COUNT: Final = 1 << 62
+"""Largest number that a state and a manifest may contain."""
+_MAX_SEED_BITS: Final = 4096
 
 
-def check_count(name: str, value: Any, least: int) -> int:
+def check_count(name: str, value: Any, least: int, most: int = _MAX_COUNT) -> int:
     """Return ``value`` as a Python int. Other integer types, such as NumPy's, are accepted; bools are not.
 
     Args:
         name: Name of the option, for the message.
         value: Value to check.
         least: Smallest allowed value.
+        most: Largest allowed value (default 2^62).
 
     Raises:
-        ConfigError: The value is not an integer, is below ``least`` or does not fit in 64 bits.
+        ConfigError: The value is not an integer, is below ``least`` or above ``most``.
     """
     count = as_int(value)
-    if count is None or not least <= count <= _MAX_INT64:
-        expected = f"an integer, at least {least}" + (
-            " and below 2**63" if count and count > _MAX_INT64 else ""
-        )
-        raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
+    if count is None or not least <= count <= most:
+        limit = f" and at most {most}" if count is not None and count > most else ""
+        expected = f"an integer, at least {least}{limit}"
+        raise ConfigError(f"{name} cannot be used", found=_shown(value), expected=expected)
     return count
+
+
+def _shown(value: Any) -> str:
+    """Return a value as text; Python converts no integer of more than 4,300 digits."""
+    bits = (as_int(value) or 0).bit_length()
+    return f"an integer of {bits:,} bits" if bits > _MAX_SEED_BITS else repr(value)
 
 
 def check_fields(options: Any, least: Mapping[str, int] | None = None, flags: Collection[str] = ()) -> None:
@@ -123,8 +131,9 @@ def check_seed(value: Any) -> int:
         ConfigError: The seed is not an integer.
     """
     seed = as_int(value)
-    if seed is None:
-        raise ConfigError("seed cannot be used", found=repr(value), expected="an integer")
+    if seed is None or seed.bit_length() > _MAX_SEED_BITS:
+        expected = f"an integer of at most {_MAX_SEED_BITS:,} bits"
+        raise ConfigError("seed cannot be used", found=_shown(value), expected=expected)
     return seed
 
 

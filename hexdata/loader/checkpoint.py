@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hexdata.checks import check_same_options, check_versions
 from hexdata.errors import ConfigError, StoreError
-from hexdata.loader.options import LoaderOptions, shard_range
+from hexdata.loader.options import ARRAY, LoaderOptions, shard_range
 from hexdata.order import ORDER_VERSION, derive_key, sort_key
 from hexdata.strict_json import AtMost, Count, Matching, check_value
 
 __all__ = [
     "STEP_SHIFT",
+    "DataIdentity",
     "EpochDigest",
     "LoaderPosition",
     "check_state",
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 _STATE_VERSION: Final = 4
-_OPTIONAL_KEYS: Final = ("dedup", "shards", "weights", "where_changed", "first_where")
+_OPTIONAL_KEYS: Final = ("dedup", "files", "shards", "weights", "where_changed", "first_where")
 """Keys of a state that are absent if their value is None."""
 _MASK_64: Final = (1 << 64) - 1
 STEP_SHIFT: Final = 36
@@ -46,6 +47,17 @@ class LoaderPosition:
     batch: int = 0
     digest: int | None = 0
     """Sum of an ``EpochDigest``; None if other ranks delivered the batches, so that it is unknown."""
+
+
+class DataIdentity(NamedTuple):
+    """Identity of the positions that a loader delivers."""
+
+    digest: str
+    """Digest of the shards' manifest; in games mode, of the files of games and positions."""
+    rows: str | None = None
+    """Digest of the selected rows and their weights; None if all rows are selected."""
+    files: list[int] | None = None
+    """Numbers of files of games and of positions in games mode; otherwise None."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,7 @@ class _LoaderState:
     epoch: Count
     batch: Count
     epoch_digest: Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")] | None
+    files: Annotated[list[Count], AtMost(2)] | None = None
     shards: Annotated[list[Count], AtMost(2)] | None = None
     """The pair of ``LoaderOptions.shards``; absent from a state if all shards are read."""
     dedup: _Name | None = None
@@ -82,8 +95,7 @@ class _LoaderState:
 
 def make_state(
     options: LoaderOptions,
-    manifest_digest: str,
-    rows_digest: str | None,
+    data: DataIdentity,
     position: LoaderPosition,
     first_where: str | EllipsisType | None = ...,
 ) -> dict[str, Any]:
@@ -91,8 +103,7 @@ def make_state(
 
     Args:
         options: Options of the loader.
-        manifest_digest: Digest of the shards' manifest; in games mode, of the files of games and positions.
-        rows_digest: Digest of the selected rows; None if all rows are selected.
+        data: Identity of its positions.
         position: Position of the loader.
         first_where: The condition ``where`` with which the loader was made (default ``...``: that of the
             options).
@@ -101,8 +112,7 @@ def make_state(
     state = {
         "version": _STATE_VERSION,
         "order_version": ORDER_VERSION,
-        "digest": manifest_digest,
-        "rows": rows_digest,
+        **data._asdict(),
         **_order_options(options),
         "rank": options.rank,
         "world_size": options.world_size,
@@ -118,9 +128,9 @@ def make_state(
 def check_state(
     state: dict[str, Any],
     options: LoaderOptions,
-    manifest_digest: str,
-    rows_digest: str | None,
+    data: DataIdentity,
     steps: Callable[[int], int],
+    older_digest: Callable[[Sequence[int]], str],
 ) -> LoaderPosition:
     """Return the position in a state, if a loader can resume at it.
 
@@ -130,22 +140,32 @@ def check_state(
     Args:
         state: State from :func:`make_state`.
         options: Options of the loader.
-        manifest_digest: Digest of the shards' manifest; in games mode, of the files of games and positions.
-        rows_digest: Digest of the selected rows; None if all rows are selected.
+        data: Identity of its positions.
         steps: Returns the number of batches of an epoch.
+        older_digest: Returns the digest of the first files of games and of positions, given their numbers.
 
     Raises:
         StoreError: The state belongs to other positions or another version of the order.
         ConfigError: The state belongs to a loader with other options, or it is not a state.
     """
-    expected = make_state(options, manifest_digest, rows_digest, LoaderPosition())
+    expected = make_state(options, data, LoaderPosition())
     if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
         check_versions(state, expected)
     checked = check_value(_LoaderState, state, what="the state of the loader", error=ConfigError)
     state = {**dict.fromkeys(_OPTIONAL_KEYS), **state}
     expected = {**dict.fromkeys(_OPTIONAL_KEYS), **expected}
     different = [name for name in _order_options(options) if state[name] != expected[name]]
-    if not (options.mode == "games" and checked.batch == 0):  # at batch 0 nothing of the epoch is delivered
+    has_grown = (
+        options.mode == "games"
+        and checked.batch == 0  # nothing of the epoch is delivered
+        and checked.digest != data.digest
+        and not different
+        and options.weights != ARRAY  # those of the added positions are new
+        and checked.files is not None
+        and len(checked.files) == len(data.files or ())
+        and older_digest(checked.files) == checked.digest
+    )
+    if not has_grown:
         _check_positions(state, expected, options, different)
     check_same_options(state, expected, different, "loader")
     return _read_position(checked, options, steps(checked.epoch))

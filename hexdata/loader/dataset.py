@@ -26,7 +26,7 @@ from hexdata.loader.opening import (
     store_of_shards,
     with_shards,
 )
-from hexdata.loader.options import LoaderOptions
+from hexdata.loader.options import MAX_EPOCH, LoaderOptions
 from hexdata.loader.weights import Weights, weights_text
 from hexdata.selection.options import Dedup
 from hexdata.shards.locate import add_cache, check_split, load_manifest, require_mappable
@@ -162,7 +162,7 @@ class PositionDataset:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of symmetries and value weights. The order of positions does not change."""
-        self._epoch = check_count("epoch", epoch, 0)
+        self._epoch = check_count("epoch", epoch, 0, MAX_EPOCH)
 
     def epoch_indices(self, epoch: int) -> npt.NDArray[np.int64]:
         """Return the indices of the positions of an epoch, ascending: int64 (E,).
@@ -171,7 +171,7 @@ class PositionDataset:
         ``Loader`` delivers its position in that epoch; ``shuffle_indices(indices, seed, epoch)`` gives the
         order of the loader.
         """
-        epoch = check_count("epoch", epoch, 0)
+        epoch = check_count("epoch", epoch, 0, MAX_EPOCH)
         weighted = self._rows.weighted
         return np.arange(len(self)) if weighted is None else weighted.indices(epoch)
 

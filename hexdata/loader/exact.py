@@ -43,7 +43,7 @@ class SelectedRows:
         members: Names of the members to read.
         options: Options of the loader.
         faults: Skipped shards, each with its name, number of positions and error (default: none).
-        weights: Weights of all rows of the split (default None: an epoch delivers every selected row once).
+        weights: Weights from ``align_weights`` (default None: an epoch delivers every selected row once).
         open_store: Opens the store of the games (default None: there is none).
 
     Attributes:
@@ -76,7 +76,9 @@ class SelectedRows:
         self.subset = select_rows(source, options, open_store)
         self.positions = source.positions if self.subset is None else len(self.subset)
         self._weights = weights
-        self.weighted = None if weights is None else WeightedRows(source, self.subset, weights, options.seed)
+        self.weighted = (
+            None if weights is None else WeightedRows(source, self.subset, weights, options.seed, open_store)
+        )
         self.digest = self._find_digest()
 
     def take(self, indices: npt.NDArray[np.int64]) -> Block:
@@ -148,12 +150,12 @@ class SelectedRows:
         return other
 
     def _find_digest(self) -> str | None:
-        if self.subset is None and not self.faults and self._weights is None:
+        if self.subset is None and not self.faults and self.weighted is None:
             return None
         rows = "all" if self.subset is None else self.subset.digest
         facts: list[Any] = [rows, [name for name, _, _ in self.faults]]
-        if self._weights is not None:
-            facts.append(self._weights.digest)
+        if self.weighted is not None:
+            facts.append(self.weighted.digest)
         return hashlib.sha256(json.dumps(facts).encode("ascii")).hexdigest()
 
 

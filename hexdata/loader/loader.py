@@ -30,6 +30,7 @@ from hexdata.batch import (
 from hexdata.checks import as_tuple, check_count
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.loader.checkpoint import (
+    DataIdentity,
     EpochDigest,
     LoaderPosition,
     check_state,
@@ -48,10 +49,10 @@ from hexdata.loader.opening import (
     store_of_shards,
     with_shards,
 )
-from hexdata.loader.options import LoaderOptions, Mode, Remainder
+from hexdata.loader.options import MAX_EPOCH, LoaderOptions, Mode, Remainder
 from hexdata.loader.row_filter import RowSubset
 from hexdata.loader.schedule import Epoch, PackedStep
-from hexdata.loader.stored_columns import table_digest
+from hexdata.loader.stored_columns import open_unchanged, table_digest, table_files
 from hexdata.loader.stream import StreamEpoch
 from hexdata.loader.transform import TransformFunction, make_transform
 from hexdata.loader.weights import RealisedWeights, Weights, weights_text
@@ -253,6 +254,7 @@ class Loader:
         self._skipped_epoch = 0
         self.manifest: ShardManifest | None = None
         self.games: GameTable | None = None
+        self._files: list[int] | None = None
         self._selected: SelectedRows | None = None
         self._source: ShardSource | None = None
         self._location = data.path if isinstance(data, Store) else Path(str(store))
@@ -378,17 +380,17 @@ class Loader:
         """Start the next iteration at a batch of ``epoch``.
 
         Args:
-            epoch: Epoch, counted from 0.
+            epoch: Epoch, counted from 0, at most 2^61.
             batch: Index of the first batch (default 0). Otherwise the epoch has no digest.
             where: Condition that selects the positions of this epoch and of all epochs that follow, until it
                 is changed again; None selects all positions. Not in stream mode (default ``...``: the
                 condition does not change).
 
         Raises:
-            ConfigError: ``epoch`` is negative, ``batch`` is not within the epoch, or ``where`` is invalid or
-                selects no position. The loader has not changed.
+            ConfigError: ``epoch`` is out of range, ``batch`` is not within the epoch, or ``where`` is invalid
+                or selects no position. The loader has not changed.
         """
-        epoch, batch = check_count("epoch", epoch, 0), check_count("batch", batch, 0)
+        epoch, batch = check_count("epoch", epoch, 0, MAX_EPOCH), check_count("batch", batch, 0)
         changed = self if where is ... else self._with_where(where)
         if batch > changed.steps(epoch):
             raise ConfigError(
@@ -411,7 +413,7 @@ class Loader:
         """Return the position after the last delivered batch, and the options, as a dict for JSON."""
         digest = self._digest.value if self._digest else None
         position = LoaderPosition(self._epoch, self._batch, digest)
-        return make_state(self.options, *self._identity(), position, self._first_where)
+        return make_state(self.options, self._identity(), position, self._first_where)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at a state. Its rank and world size may differ if the global batch is the same.
@@ -426,7 +428,7 @@ class Loader:
             ConfigError: The state belongs to a loader with other options, or it is not a state.
         """
         changed = self._with_where(where_of_state(state, self.options.where, self._first_where))
-        position = check_state(state, changed.options, *changed._identity(), changed.steps)
+        position = check_state(state, changed.options, changed._identity(), changed.steps, self._older_digest)
         self._select_as(changed)
         self._move_to(position)
         self._end_complete_epoch()
@@ -452,9 +454,13 @@ class Loader:
         if changed is not self:
             self.options, self._selected, self._opened = changed.options, changed._selected, None
 
-    def _identity(self) -> tuple[str, str | None]:
-        """Return the digest of the shards or games, and that of the selected rows (None: all rows)."""
-        return self._data_digest, self._selected.digest if self._selected else None
+    def _identity(self) -> DataIdentity:
+        """Return the identity of the data and of the selected rows."""
+        return DataIdentity(self._data_digest, self._selected.digest if self._selected else None, self._files)
+
+    def _older_digest(self, files: Sequence[int]) -> str:
+        """Return the digest of the first files of games and of positions."""
+        return table_digest(open_unchanged(self._location, self._data_digest), files)
 
     def _move_to(self, position: LoaderPosition) -> None:
         self._epoch, self._batch = position.epoch, position.batch
@@ -727,6 +733,7 @@ class Loader:
 
     def _open_games(self, store: Store, weights: Weights | None, progress: Progress) -> None:
         self._data_digest = table_digest(store)
+        self._files = table_files(store)
         self._selected, self.games = open_game_rows(store, self.options, progress, weights)
         self.board_size = self.games.board_size
 

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +24,7 @@ from hexdata.batch import Batch
 from hexdata.checks import as_tuple, check_count, check_same_options, check_versions
 from hexdata.errors import ConfigError
 from hexdata.loader.loader import Delivery, Loader
-from hexdata.loader.options import RankedOptions
+from hexdata.loader.options import MAX_EPOCH, RankedOptions
 from hexdata.loader.transform import TransformFunction, make_transform
 from hexdata.order import ORDER_VERSION, Permutation, derive_key
 from hexdata.strict_json import AtMost, Count, Matching, check_value
@@ -111,9 +112,7 @@ class MixtureOptions(RankedOptions):
 
 
 def _is_weight(value: object) -> bool:
-    return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0 and math.isfinite(value)
-    )
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 class SourceCounts:
@@ -286,13 +285,13 @@ class Mixture:
         """Start the next iteration at a batch of ``epoch``.
 
         Args:
-            epoch: Epoch, counted from 0.
+            epoch: Epoch, counted from 0, at most 2^61.
             batch: Index of the first batch (default 0).
 
         Raises:
-            ConfigError: ``epoch`` is negative, or ``batch`` is not within the epoch.
+            ConfigError: ``epoch`` is out of range, or ``batch`` is not within the epoch.
         """
-        epoch, batch = check_count("epoch", epoch, 0), check_count("batch", batch, 0)
+        epoch, batch = check_count("epoch", epoch, 0, MAX_EPOCH), check_count("batch", batch, 0)
         if batch > self._steps:
             raise ConfigError(
                 "batch is beyond the end of the epoch", found=batch, expected=f"0 to {self._steps}"

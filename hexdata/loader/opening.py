@@ -15,7 +15,7 @@ from hexdata.loader.game_table import GameTable
 from hexdata.loader.options import LoaderOptions, Mode, shard_range
 from hexdata.loader.row_filter import OpenStore
 from hexdata.loader.stored_columns import open_unchanged, table_digest
-from hexdata.loader.weights import Weights, read_weights
+from hexdata.loader.weights import Weights, align_weights
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.blocks import POLICY_FIELDS, block_fields
 from hexdata.shards.cache import CachedSource
@@ -161,7 +161,7 @@ def open_game_rows(
         progress=progress,
     )
     open_store = partial(open_unchanged, store.path, table_digest(store))
-    row_weights = None if weights is None else read_weights(table, weights, open_store)
+    row_weights = None if weights is None else align_weights(table, weights)
     return SelectedRows(table, members, options, weights=row_weights, open_store=open_store), table
 
 
@@ -227,7 +227,7 @@ def open_shard_rows(
         )
     _warn_if_too_large(shards.read_ahead(progress), options.split)
     faults = [(entry.name, entry.positions, fault) for entry, fault in shards.faults]
-    row_weights = None if weights is None else read_weights(shards, weights, open_store)
+    row_weights = None if weights is None else align_weights(shards, weights)
     return SelectedRows(shards, members, options, faults, row_weights, open_store)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from hexdata.batch import BatchOptions
 from hexdata.checks import as_int, check_choice, check_count, check_seed
@@ -13,6 +13,8 @@ from hexdata.selection.options import Dedup
 from hexdata.shards.options import CacheOptions, Check, OnError
 
 __all__ = [
+    "ARRAY",
+    "MAX_EPOCH",
     "LoaderOptions",
     "Mode",
     "RankedOptions",
@@ -25,6 +27,12 @@ Mode = Literal["games", "exact", "stream"]
 mapped shards; "stream" reads shards sequentially."""
 Remainder = Literal["short", "drop", "pad"]
 """Delivery of an incomplete last global batch: shorter, not at all, or filled with repeated positions."""
+
+
+ARRAY: Final = "array"
+"""Value of the option ``weights`` if arrays are given."""
+MAX_EPOCH: Final = 1 << 61
+"""Largest epoch that can be set. A state may contain larger ones, which follow it."""
 
 
 class RankedOptions:
@@ -47,6 +55,7 @@ class RankedOptions:
             raise ConfigError(
                 "rank must be below world_size", found=self.rank, expected=f"below {self.world_size}"
             )
+        check_count("batch_size * world_size", self.global_batch, 1)
         self._set("seed", check_seed(self.seed))
 
     def require_world_size(self, world_size: int, what: str, epoch: int, batch: int) -> None:

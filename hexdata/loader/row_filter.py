@@ -200,7 +200,13 @@ def _in_newest_games(source: RowSource, games: int, left_out: Int64Array) -> Ite
 
 
 def evaluate_labels(
-    source: RowSource, option: str, text: str, open_store: OpenStore | None, *, is_condition: bool = False
+    source: RowSource,
+    option: str,
+    text: str,
+    open_store: OpenStore | None,
+    subset: RowSubset | None = None,
+    *,
+    is_condition: bool = False,
 ) -> Iterator[npt.NDArray[Any]]:
     """Yield, for some rows at a time, the value of an SQL expression over the columns of a position and its
     game: bool, False for null, for a condition; otherwise float64, NaN for null.
@@ -210,6 +216,7 @@ def evaluate_labels(
         option: Name of the option that the expression was given for.
         text: The expression. Only the columns in it are read.
         open_store: Opens the store of the games; None if there is none.
+        subset: The rows for which it is evaluated (default None: all rows).
         is_condition: Whether the expression must be a condition instead of a number (default False).
 
     Raises:
@@ -239,9 +246,16 @@ def evaluate_labels(
             # A position without a game is in the training split.
             split = f"REPLACE (coalesce(split, '{SPLITS[0]}') AS split)" if "split" in of_games else ""
             rows = f"SELECT * {split} FROM ({rows}) LEFT JOIN games ON game_id = of_game"
+        start = done = 0
         for block in source.scan(columns):
-            arrays = {name: _to_arrow(name, block[name]) for name in columns}
-            values = np.full(len(block[columns[0]]), null)
+            count = len(block[columns[0]])
+            chosen = np.arange(count)
+            if subset is not None:
+                selected = subset.rows(np.arange(done, min(done + count, len(subset)))) - start
+                chosen = selected[: np.searchsorted(selected, count)]
+            start, done = start + count, done + len(chosen)
+            arrays = {name: _to_arrow(name, block[name][chosen]) for name in columns}
+            values = np.full(len(chosen), null)
             con.register("labels", pa.table({"_row": pa.array(np.arange(len(values))), **arrays}))
             with explain_failures(expression):
                 query = f"SELECT _row, {expression.sql}::{kind} AS value FROM ({rows})"

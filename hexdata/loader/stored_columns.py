@@ -33,9 +33,20 @@ _MEMORY_SHARE: Final = 0.8
 """Share of the available memory that columns may take."""
 
 
-def table_digest(store: Store) -> str:
-    """Return the digest that identifies the positions and games of a store."""
-    return store.manifest.digest(*_TABLES)
+def table_digest(store: Store, files: Sequence[int] | None = None) -> str:
+    """Return the digest that identifies the positions and games of a store.
+
+    Args:
+        store: The store.
+        files: Numbers of files of games and of positions, to identify those that the store had before further
+            ones were added (default None: all files).
+    """
+    return store.manifest.digest(*_TABLES, first=files)
+
+
+def table_files(store: Store) -> list[int]:
+    """Return the numbers of files of games and of positions."""
+    return [len(store.manifest.files_in(table)) for table in _TABLES]
 
 
 def open_unchanged(path: AnyPath, digest: str) -> Store:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.errors import BudgetError, ConfigError
+from hexdata.loader.options import ARRAY
 from hexdata.loader.row_filter import OpenStore, RowSubset, evaluate_labels
 from hexdata.loader.row_source import RowSource
 from hexdata.order import derive_key, sort_key
@@ -29,13 +30,15 @@ __all__ = [
     "RowWeights",
     "WeightedRows",
     "Weights",
-    "read_weights",
+    "align_weights",
     "weights_text",
 ]
 
 Int64Array = npt.NDArray[np.int64]
 Weights = str | npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
 """Weights as given: an SQL expression, one weight for each row, or a pair of position ids and weights."""
+RowWeights = str | npt.NDArray[Any]
+"""An SQL expression, or one number for each row of a split (N,)."""
 
 _UNIT_BITS: Final = 32
 WEIGHT_UNIT: Final = 1 << _UNIT_BITS
@@ -70,108 +73,37 @@ class RealisedWeights:
     """``delivered / weight_sum``."""
 
 
-class RowWeights:
-    """The weights of all rows of a split, as multiples of 2^-32.
-
-    Args:
-        whole: Integer part of each weight (N,), uint8 or uint16.
-        fraction: Rest of each weight in units of 2^-32, uint32 (N,); None if all weights are integers.
-
-    Attributes:
-        digest: SHA-256 of the weights, as 64 hexadecimal digits.
-    """
-
-    def __init__(self, whole: npt.NDArray[Any], fraction: npt.NDArray[np.uint32] | None) -> None:
-        self.whole = whole
-        self.fraction = fraction
-        digest = hashlib.sha256()
-        for start in range(0, len(whole), _CHUNK):
-            digest.update(whole[start : start + _CHUNK].astype("<u2").data)
-            if fraction is not None:
-                digest.update(fraction[start : start + _CHUNK].astype("<u4").data)
-        self.digest = digest.hexdigest()
-
-
 def weights_text(given: Weights | None) -> str | None:
     """Return the weights as options and states record them: the expression, or "array" for arrays."""
-    return given if given is None or isinstance(given, str) else "array"
+    return given if given is None or isinstance(given, str) else ARRAY
 
 
-def read_weights(source: RowSource, given: Weights, open_store: OpenStore | None = None) -> RowWeights:
-    """Return the weights of all rows of a split.
+def align_weights(source: RowSource, given: Weights) -> RowWeights:
+    """Return an SQL expression unchanged, and arrays as one number for each row of a split.
 
     Args:
         source: The rows of the split.
         given: An SQL expression over the columns of a position and its game; or one weight for each row (N,);
             or a pair of position ids and weights, both (M,), in any order. Ids that are not in the split are
-            not used.
-        open_store: Opens the store of the games (default None: there is none).
+            not used, and rows whose ids are missing get NaN.
 
     Raises:
-        ConfigError: A weight is missing, negative, not finite or above 65,535, or the arrays have another
-            shape or dtype, or the expression is invalid.
+        ConfigError: The arrays have another shape or dtype, or contain an id twice.
     """
-    whole = np.empty(source.positions, np.uint16)
-    fraction = np.empty(source.positions, np.uint32)
-    start = 0
-    for values in _values(source, given, open_store):
-        stop = start + len(values)
-        valid = (values >= 0) & (values <= _LARGEST)
-        if not valid.all():
-            row = int(valid.argmin())
-            raise _weight_error(source, start + row, float(values[row]), given)
-        lower = np.floor(values)
-        units = np.rint((values - lower) * WEIGHT_UNIT).astype(np.uint64)
-        whole[start:stop] = lower + (units >> np.uint64(_UNIT_BITS))
-        fraction[start:stop] = units & np.uint64(_MASK)
-        start = stop
-    narrow = whole if whole.max(initial=0) > np.iinfo(np.uint8).max else whole.astype(np.uint8)
-    return RowWeights(narrow, fraction if fraction.any() else None)
-
-
-def _weight_error(source: RowSource, row: int, found: float, given: Weights) -> ConfigError:
-    (position,) = source.take(np.array([row]), ("position_id",))["position_id"].tolist()
-    null = isinstance(given, str) and found != found  # NaN
-    hint = None
-    if null:
-        hint = "Use coalesce(…, 1) for unknown numbers."
-    elif isinstance(given, str) and found > _LARGEST:
-        hint = f"Use least(…, {_LARGEST}), or divide all weights by the same number."
-    return ConfigError(
-        "a weight cannot be used",
-        record=f"position {position}",
-        found="null or nan" if null else repr(found),
-        expected=f"a number from 0 to {_LARGEST:,}",
-        hint=hint,
-    )
-
-
-def _values(
-    source: RowSource, given: Weights, open_store: OpenStore | None
-) -> Iterator[npt.NDArray[np.float64]]:
-    """Yield the weights of all rows in order, some rows at a time, not checked."""
     if isinstance(given, str):
-        yield from evaluate_labels(source, "weights", given, open_store)
-        return
-    if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "__len__"):
-        yield from _values_by_id(source, _as_array("the position ids of weights", given[0], "iu"), given[1])
-        return
-    array = _as_array("weights", given, "iufb")
-    if array.shape != (source.positions,):
-        raise ConfigError(
-            "weights have another length",
-            found=array.shape,
-            expected=f"({source.positions},), one weight for each position of the split in stored order",
-            hint="Give a pair (position_ids, weights) to name the positions.",
-        )
-    for start in range(0, len(array), _CHUNK):
-        yield array[start : start + _CHUNK].astype(np.float64)
-
-
-def _values_by_id(
-    source: RowSource, ids: npt.NDArray[Any], weights: npt.ArrayLike
-) -> Iterator[npt.NDArray[np.float64]]:
-    array = _as_array("weights", weights, "iufb")
+        return given
+    if not (isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "__len__")):
+        array = _as_array("weights", given, "iufb")
+        if array.shape != (source.positions,):
+            raise ConfigError(
+                "weights have another length",
+                found=array.shape,
+                expected=f"({source.positions},), one weight for each position of the split in stored order",
+                hint="Give a pair (position_ids, weights) to name the positions.",
+            )
+        return array.copy()
+    ids = _as_array("the position ids of weights", given[0], "iu")
+    array = _as_array("weights", given[1], "iufb")
     if array.shape != ids.shape:
         raise ConfigError(
             "weights have another length", found=array.shape, expected=f"{ids.shape}, one for each id"
@@ -181,18 +113,28 @@ def _values_by_id(
     repeated = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(repeated):
         raise ConfigError("weights contain a position twice", record=f"position {ordered[repeated[0]]}")
+    aligned = np.full(source.positions, np.nan, array.dtype if array.dtype.kind == "f" else np.float64)
+    start = 0
     for block in source.scan(("position_id",)):
         wanted = block["position_id"]
         found = np.searchsorted(ordered, wanted)
-        missing = found == len(ordered)
-        missing[~missing] = ordered[found[~missing]] != wanted[~missing]
-        if missing.any():
-            raise ConfigError(
-                "weights lack a position of the split",
-                record=f"position {wanted[missing.argmax()]}",
-                expected="a weight for each position; 0 leaves a position out",
-            )
-        yield array[order[found]].astype(np.float64)
+        rows = np.flatnonzero(ordered.take(found, mode="clip") == wanted) if len(ordered) else found[:0]
+        aligned[start + rows] = array[order[found[rows]]]
+        start += len(wanted)
+    return aligned
+
+
+def _values(
+    source: RowSource, weights: RowWeights, subset: RowSubset | None, open_store: OpenStore | None
+) -> Iterator[npt.NDArray[np.float64]]:
+    """Yield the weights of the selected rows in order, some rows at a time, not checked."""
+    if isinstance(weights, str):
+        yield from evaluate_labels(source, "weights", weights, open_store, subset)
+        return
+    count = len(weights) if subset is None else len(subset)
+    for start in range(0, count, _CHUNK):
+        indices = np.arange(start, min(start + _CHUNK, count))
+        yield weights[indices if subset is None else subset.rows(indices)].astype(np.float64)
 
 
 def _as_array(name: str, given: Any, kinds: str) -> npt.NDArray[Any]:
@@ -215,26 +157,34 @@ class WeightedRows:
     Args:
         source: The rows of the split.
         subset: The selected rows; None for all rows.
-        weights: The weights of all rows of the split.
+        weights: The weights, of which only those of the selected rows are used.
         seed: Seed of the loader.
+        open_store: Opens the store of the games (default None: there is none).
 
     Attributes:
         unit_sum: Sum of the weights of the selected rows, in units of 2^-32.
+        digest: SHA-256 of the weights of the selected rows, as 64 hexadecimal digits.
 
     Raises:
-        ConfigError: The weights add up to less than one.
+        ConfigError: A weight is missing, negative, not finite or above 65,535, or the expression is invalid,
+            or the weights add up to less than one.
         BudgetError: The positions of an epoch do not fit into memory.
     """
 
-    def __init__(self, source: RowSource, subset: RowSubset | None, weights: RowWeights, seed: int) -> None:
+    def __init__(
+        self,
+        source: RowSource,
+        subset: RowSubset | None,
+        weights: RowWeights,
+        seed: int,
+        open_store: OpenStore | None = None,
+    ) -> None:
         self._subset = subset
-        self._whole = _select(weights.whole, subset)
-        self._fraction = None if weights.fraction is None else _select(weights.fraction, subset)
+        self._read(source, weights, open_store)
         self._start = derive_key(seed, "weights", "start") >> _UNIT_BITS
-        self._whole_sum = int(self._whole.sum(dtype=np.int64))
+        whole_sum = int(self._whole.sum(dtype=np.int64))
         fractions = 0 if self._fraction is None else int(self._fraction.sum(dtype=np.uint64))
-        self.unit_sum = (self._whole_sum << _UNIT_BITS) + fractions
-        self._firsts = [0]
+        self.unit_sum = (whole_sum << _UNIT_BITS) + fractions
         if not self.smallest_size:
             raise ConfigError(
                 "the weights select no position",
@@ -250,6 +200,48 @@ class WeightedRows:
                 hint="Divide all weights by the same number.",
             )
         self._phase = self._find_phases(source, derive_key(seed, "weights"))
+
+    def _read(self, source: RowSource, weights: RowWeights, open_store: OpenStore | None) -> None:
+        """Set the integer parts of the weights, the rests in units of 2^-32, and the digest of both."""
+        count = source.positions if self._subset is None else len(self._subset)
+        whole, fraction = np.empty(count, np.uint16), np.empty(count, np.uint32)
+        start = 0
+        for values in _values(source, weights, self._subset, open_store):
+            stop = start + len(values)
+            valid = (values >= 0) & (values <= _LARGEST)
+            if not valid.all():
+                index = int(valid.argmin())
+                raise self._error(source, start + index, float(values[index]), isinstance(weights, str))
+            lower = np.floor(values)
+            units = np.rint((values - lower) * WEIGHT_UNIT).astype(np.uint64)
+            whole[start:stop] = lower + (units >> np.uint64(_UNIT_BITS))
+            fraction[start:stop] = units & np.uint64(_MASK)
+            start = stop
+        narrow = whole.max(initial=0) <= np.iinfo(np.uint8).max
+        self._whole: npt.NDArray[Any] = whole.astype(np.uint8) if narrow else whole
+        self._fraction = fraction if fraction.any() else None
+        digest = hashlib.sha256(whole.astype("<u2", copy=False).data)
+        digest.update(fraction.astype("<u4", copy=False).data)
+        self.digest = digest.hexdigest()
+
+    def _error(self, source: RowSource, index: int, found: float, is_expression: bool) -> ConfigError:
+        (position,) = source.take(self._rows(np.array([index])), ("position_id",))["position_id"].tolist()
+        hint, text = None, repr(found)
+        if found != found:  # NaN
+            text = "null or nan" if is_expression else "none or nan"
+            hint = "Use coalesce(…, 1) for unknown numbers." if is_expression else None
+        elif is_expression and found > _LARGEST:
+            hint = f"Use least(…, {_LARGEST}), or divide all weights by the same number."
+        return ConfigError(
+            "a weight cannot be used",
+            record=f"position {position}",
+            found=text,
+            expected=f"a number from 0 to {_LARGEST:,}; 0 leaves a position out",
+            hint=hint,
+        )
+
+    def _rows(self, indices: Int64Array) -> Int64Array:
+        return indices if self._subset is None else self._subset.rows(indices)
 
     @property
     def weight_sum(self) -> float:
@@ -267,16 +259,14 @@ class WeightedRows:
 
     def first(self, epoch: int) -> int:
         """Return the number of positions of all epochs before ``epoch``."""
-        while len(self._firsts) <= epoch:
-            self._firsts.append(self._firsts[-1] + self.size(len(self._firsts) - 1))
-        return self._firsts[epoch]
+        whole, rest = divmod(self.unit_sum, WEIGHT_UNIT)
+        # An epoch has one position more than ``whole`` if its offset and ``rest`` exceed the unit.
+        ends = _sum_of_quotients(epoch, WEIGHT_UNIT, _GOLDEN_STEP, self._start + rest)
+        return epoch * whole + ends - _sum_of_quotients(epoch, WEIGHT_UNIT, _GOLDEN_STEP, self._start)
 
     def rows(self, epoch: int) -> RowSubset:
         """Return the rows of an epoch in stored order, each as often as it is delivered."""
-        subset = self._subset
-        return RowSubset(
-            numbers if subset is None else subset.rows(numbers) for numbers in self._numbers(epoch)
-        )
+        return RowSubset(map(self._rows, self._numbers(epoch)))
 
     def indices(self, epoch: int) -> Int64Array:
         """Return the indices among the selected rows, ascending, each as often as it is delivered."""
@@ -337,16 +327,19 @@ class WeightedRows:
         return phase
 
     def _keys(self, source: RowSource, chosen: Int64Array, key: int) -> npt.NDArray[np.uint64]:
-        rows = chosen if self._subset is None else self._subset.rows(chosen)
-        return sort_key(source.take(rows, ("position_id",))["position_id"], key)
+        return sort_key(source.take(self._rows(chosen), ("position_id",))["position_id"], key)
 
 
-def _select(array: npt.NDArray[Any], subset: RowSubset | None) -> npt.NDArray[Any]:
-    """Return the elements of the selected rows."""
-    if subset is None:
-        return array
-    selected = np.empty(len(subset), array.dtype)
-    for start in range(0, len(subset), _CHUNK):
-        indices = np.arange(start, min(start + _CHUNK, len(subset)))
-        selected[indices] = array[subset.rows(indices)]
-    return selected
+def _sum_of_quotients(count: int, divisor: int, step: int, start: int) -> int:
+    """Return the sum of ``(start + i * step) // divisor`` over i from 0 to ``count - 1``.
+
+    The whole parts of ``step`` and ``start`` are added in closed form. What remains counts the points below a
+    line, which is the same sum with ``step`` and ``divisor`` exchanged, as in Euclid's algorithm.
+    """
+    total = 0
+    while count:
+        total += count * (count - 1) // 2 * (step // divisor) + count * (start // divisor)
+        step, start = step % divisor, start % divisor
+        count, start = divmod(count * step + start, divisor)
+        divisor, step = step, divisor
+    return total

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -288,11 +288,20 @@ class Manifest:
         """Total size of all files in bytes."""
         return sum(facts.bytes for facts in self.files.values())
 
-    def digest(self, *folders: str) -> str:
-        """Return the SHA-256 of the paths and digests of all files in these folders, also removed buckets."""
+    def digest(self, *folders: str, first: Sequence[int] | None = None) -> str:
+        """Return the SHA-256 of the paths and digests of all files in these folders, also removed buckets.
+
+        Args:
+            folders: The folders.
+            first: Number of files of each folder that count, in order of their numbers (default None: all).
+        """
         files = self.files | self.removed_buckets
-        folded = tuple(f"{folder}/" for folder in folders)
-        return _digest({name: facts.sha256 for name, facts in files.items() if name.startswith(folded)})
+        counts = [None] * len(folders) if first is None else first
+        digests: dict[str, str] = {}
+        for folder, count in zip(folders, counts, strict=True):
+            names = sorted((n for n in files if n.startswith(f"{folder}/")), key=lambda n: (len(n), n))
+            digests |= {name: files[name].sha256 for name in names[:count]}
+        return _digest(digests)
 
 
 def _no_store(folder: AnyPath) -> StoreError:

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.checks import check_count
 from hexdata.errors import ConfigError
 
 __all__ = ["COUNTER_SIZE", "MAX_WORKERS", "SharedEpochCounter", "iteration_id"]
@@ -20,6 +21,8 @@ COUNTER_SIZE: Final = 2 + MAX_WORKERS
 """Length of the shared array."""
 
 _ID_BITS: Final = 31
+_MAX_EPOCH: Final = (1 << 31) - 1
+"""Largest epoch that can be set: an entry has 32 bits for it, of which later epochs need some."""
 
 
 def iteration_id(*facts: int) -> int:
@@ -46,9 +49,13 @@ class SharedEpochCounter:
         self._shared = shared
 
     def set(self, epoch: int, step: int) -> None:
-        """Set the epoch and first step of the next iteration. No iteration may be running."""
+        """Set the epoch and first step of the next iteration. No iteration may be running.
+
+        Raises:
+            ConfigError: The entry of a worker cannot contain the epoch.
+        """
+        self._shared[:2] = check_count("epoch", epoch, 0, _MAX_EPOCH), step
         self._shared[2:] = -1
-        self._shared[:2] = epoch, step
 
     @property
     def latest_epoch(self) -> int:

@@ -21,7 +21,7 @@ import hexdata.store.ledger as ledger_module
 import hexdata.store.manifest as manifest_module
 from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.live.options import STAGES, parse_live_config
-from hexdata.loader.checkpoint import LoaderPosition, check_state, make_state
+from hexdata.loader.checkpoint import DataIdentity, LoaderPosition, check_state, make_state
 from hexdata.loader.options import LoaderOptions
 from hexdata.pipeline import load_config
 from hexdata.shards.manifest import ShardManifest
@@ -382,7 +382,7 @@ class StateTarget(Target):
     def __init__(self, scratch: Path, stack: ExitStack) -> None:
         super().__init__(scratch, stack)
         self.options = LoaderOptions(batch_size=4, split="train")
-        self.valid = make_state(self.options, "d" * 64, None, LoaderPosition(2, 3, 5))
+        self.valid = make_state(self.options, DataIdentity("d" * 64), LoaderPosition(2, 3, 5))
 
     def seeds(self) -> list[bytes]:
         return [json.dumps(self.valid).encode(), json.dumps({**self.valid, "batch": 0}).encode()]
@@ -399,7 +399,7 @@ class StateTarget(Target):
         except (ValueError, RecursionError):
             return NEITHER
         try:
-            position = check_state(state, self.options, "d" * 64, None, lambda epoch: 10)
+            position = check_state(state, self.options, DataIdentity("d" * 64), lambda epoch: 10, str)
         except HexdataError:
             return NEITHER
         require(0 <= position.batch <= 10 and position.epoch >= 0, f"the position {position}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -251,3 +252,94 @@ def test_pending_positions_do_not_change_the_sum():
         alone.add(step, part)
         value += alone.value
     assert whole.value == value % 2**64
+
+
+# --- what a state belongs to ----------------------------------------------------------------------------
+
+
+def convert_games(store: Path, folder: Path, *seeds: int) -> Path:
+    for seed in seeds:
+        path = folder / f"{seed}.trmph"
+        write_trmph(path, make_games(9, seed=seed, board_size=5), 5)
+        convert_sources([path], store, ConvertOptions(workers=1, val=0, test=0))
+    return store
+
+
+def test_a_state_between_epochs_belongs_to_its_store(tmp_path: Path) -> None:
+    """It remains valid if games are added, but not for another store, also one that was added to."""
+    store, other = (convert_games(tmp_path / name, tmp_path, seed) for name, seed in (("a", 1), ("b", 2)))
+    states = []
+    for seed in (3, 4, 5):
+        loader = Loader(store, mode="games", where="position_in_game < 9", **BASE)
+        states.append(loader.state_dict())
+        list(loader)
+        states.append(json.loads(json.dumps(loader.state_dict())))
+        convert_games(store, tmp_path, seed)
+        convert_games(other, tmp_path, seed)
+    for state in states:
+        Loader(store, mode="games", where="position_in_game < 9", **BASE).load_state_dict(state)
+        for files in (None, [9, 9], [0, 0], [1], []):
+            wrong = {name: value for name, value in state.items() if name != "files"}
+            wrong |= {} if files is None else {"files": files}
+            with pytest.raises((ConfigError, StoreError), match="the state"):
+                Loader(store, mode="games", where="position_in_game < 9", **BASE).load_state_dict(wrong)
+        with pytest.raises(StoreError, match="the state belongs to other games"):
+            Loader(other, mode="games", where="position_in_game < 9", **BASE).load_state_dict(state)
+
+
+def test_a_state_between_epochs_belongs_to_its_weights(tmp_path: Path) -> None:
+    store = convert_games(tmp_path / "store", tmp_path, 1)
+    count = Loader(store, **BASE).positions
+    state = Loader(store, weights=np.full(count, 0.5), **BASE).state_dict()
+    Loader(store, weights=np.full(count, 0.5), **BASE).load_state_dict(state)
+    with pytest.raises(StoreError, match="other weights"):
+        Loader(store, weights=np.full(count, 0.25), **BASE).load_state_dict(state)
+    text = Loader(store, weights="0.5", **BASE).state_dict()
+    convert_games(store, tmp_path, 2)
+    Loader(store, weights="0.5", **BASE).load_state_dict(text)
+    count = Loader(store, **BASE).positions
+    with pytest.raises(StoreError, match="other games"):
+        Loader(store, weights=np.full(count, 0.5), **BASE).load_state_dict(state)
+
+
+NUMBERS = (
+    0,
+    1,
+    7,
+    2**31 - 1,
+    2**31,
+    2**32,
+    2**53 + 1,
+    2**61,
+    2**62,
+    2**63 - 1,
+    2**63,
+    2**64,
+    10**400,
+    10**5000,
+)
+
+
+@pytest.mark.parametrize("mode", ["games", "exact", "stream"])
+@pytest.mark.parametrize("name", ["epoch", "seed", "batch_size", "world_size", "newest", "window", "streams"])
+def test_every_number_that_is_accepted_is_accepted_in_a_state(
+    trmph_store: Path, tmp_path: Path, mode: Any, name: str
+) -> None:
+    store = shutil.copytree(trmph_store, tmp_path / "store")
+    shuffle_store(store, ShuffleOptions(threads=1))
+    export_shards(store, ExportOptions(workers=1))
+    accepted = 0
+    for number in NUMBERS:
+        options = {"mode": mode, **BASE}
+        if name != "epoch":
+            options[name] = (number, 4) if name == "streams" else number
+        try:
+            loaders = [Loader(store, **options) for _ in range(2)]
+            if name == "epoch":
+                loaders[0].set_epoch(number)
+                list(loaders[0])
+        except ConfigError:
+            continue
+        loaders[1].load_state_dict(json.loads(json.dumps(loaders[0].state_dict())))
+        accepted += 1
+    assert accepted or (mode == "stream" and name in ("newest", "world_size"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -377,7 +378,7 @@ def test_a_state_belongs_to_its_weights(data: Path) -> None:
         (np.array(["a"]), "weights cannot be used"),
         (([1, 1], [1.0, 2.0]), "position 1: weights contain a position twice"),
         (([1, 2], [1.0]), "weights have another length"),
-        (([1, 2], [1.0, 2.0]), r"position \d+: weights lack a position of the split"),
+        (([1, 2], [1.0, 2.0]), r"position \d+: a weight cannot be used.*none or nan"),
         (([[1], [1, 2]], [1.0, 2.0]), "the position ids of weights cannot be used"),
         ((0.5, 2.0), "weights have another length"),
         (([1.5, 2.0], [1.0, 2.0]), "the position ids of weights cannot be used"),
@@ -410,3 +411,68 @@ def test_an_epoch_that_does_not_fit_into_memory_is_refused(
     Loader(store, weights="3")
     with pytest.raises(BudgetError, match="the positions of an epoch do not fit into memory"):
         Loader(store, weights="30")
+
+
+OUTSIDE = "CASE WHEN position_in_game < 4 THEN {} ELSE 2 END"
+
+
+@pytest.mark.parametrize("bad", ["NULL", "-1", "1e9", "sqrt(-1.0)", "CAST('x' || position_id AS INT)", "nan"])
+def test_only_selected_positions_need_weights(data: Path, bad: str) -> None:
+    """Nothing is wrong with the weights of positions that ``where`` leaves out, until it is changed."""
+    inside, given = "position_in_game >= 4", OUTSIDE.format(bad.replace("nan", "'nan'::FLOAT"))
+    loader = Loader(data, batch_size=40, fields=IDS, where=inside, weights=given)
+    plain = Loader(data, batch_size=40, fields=IDS, where=inside, weights="2")
+    assert ids_of(loader) == ids_of(plain)
+    state = loader.state_dict()
+    with pytest.raises(ConfigError):
+        loader.set_epoch(1, where="position_in_game >= 3")
+    assert loader.state_dict() == state
+    loader.set_epoch(1, where="position_in_game >= 5")
+    assert loader.positions == 2 * Loader(data, where="position_in_game >= 5").positions
+    with pytest.raises(ConfigError):
+        Loader(data, weights=given)
+
+
+@pytest.mark.parametrize("kind", ["array", "pair", "pair without the others"])
+@pytest.mark.parametrize("bad", [np.nan, -1.0, np.inf])
+def test_only_selected_positions_need_weights_in_arrays(data: Path, kind: str, bad: float) -> None:
+    ids = stored_ids(data)
+    inside = np.isin(ids, stored_ids(data, where="position_in_game >= 4"))
+    array = np.where(inside, 1.5, bad)
+    pair = (ids[inside], array[inside]) if "without" in kind else (ids, array)
+    weights = array if kind == "array" else pair
+    loader = Loader(data, fields=IDS, where="position_in_game >= 4", weights=weights)
+    array[:] = 0  # the loader has its own copy
+    assert loader.positions == Loader(data, where="position_in_game >= 4", weights="1.5").positions
+    with pytest.raises(ConfigError, match="a weight cannot be used"):
+        loader.set_epoch(1, where=None)
+    loader.set_epoch(1, where="position_in_game >= 5")
+    assert loader.positions == Loader(data, where="position_in_game >= 5", weights="1.5").positions
+
+
+@pytest.mark.parametrize("given", ["position_id % 11 / 5", "1 / 3", "3", "0.999999", "position_id % 7"])
+def test_the_positions_before_an_epoch_are_the_sum_of_all_before(store: Path, given: str) -> None:
+    weighted = Loader(store, weights=given)._selected.weighted  # type: ignore[union-attr]
+    assert weighted is not None
+    total = 0
+    for epoch in range(300):
+        assert weighted.first(epoch) == total
+        total += weighted.size(epoch)
+    for epoch in (10**7, 2**31 - 1, 2**40):
+        assert weighted.first(epoch + 1) - weighted.first(epoch) == weighted.size(epoch)
+        assert abs(weighted.first(epoch) - epoch * weighted.weight_sum) < 4 + epoch * 2**-32
+
+
+def test_a_mixture_of_late_epochs_takes_no_memory(store: Path) -> None:
+    loaders = [Loader(store, fields=IDS, weights="position_id % 4 / 2"), Loader(store, fields=IDS)]
+    mixture = Mixture(loaders, (1, 2), batch_size=30)
+    mixture.set_epoch(10**7, 3)
+    tracemalloc.start()
+    batches = list(mixture)
+    assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    tracemalloc.stop()
+    assert len(batches) == len(mixture) - 3
+    mixture.set_epoch(2**61)
+    resumed = Mixture(loaders, (1, 2), batch_size=30)
+    resumed.load_state_dict(mixture.state_dict())
+    next(iter(resumed))
