@@ -6,6 +6,7 @@ policy that is one-hot is stored as a move, not here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,6 +40,15 @@ class SparsePolicies:
         rows, cells = np.nonzero(np.ascontiguousarray(policies, np.float32).view(np.uint32))
         starts = np.searchsorted(rows, np.arange(len(policies) + 1))
         return cls(starts.astype(np.int64), cells.astype(np.uint16), policies[rows, cells].astype(np.float32))
+
+    @classmethod
+    def join(cls, parts: Sequence[SparsePolicies]) -> SparsePolicies:
+        """Return the policies of all parts, in order."""
+        counts = [np.empty(0, np.int64), *(np.diff(part.starts) for part in parts)]
+        cells = [np.empty(0, np.uint16), *(part.cells for part in parts)]
+        probabilities = [np.empty(0, np.float32), *(part.probabilities for part in parts)]
+        starts = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+        return cls(starts, np.concatenate(cells), np.concatenate(probabilities))
 
     def to_dense(self, cells: int) -> npt.NDArray[np.float32]:
         """Return the policies as float32 (k, cells).

@@ -64,9 +64,6 @@ def convert(
             rich_help_panel=_CHOICE,
         ),
     ] = None,
-    value_sense: Annotated[
-        str | None, typer.Option("--value-sense", hidden=True, help="Former name of --value-convention.")
-    ] = None,
     val: Annotated[
         float,
         typer.Option(
@@ -136,15 +133,11 @@ def convert(
     """
     from hexdata.convert import ConvertOptions, convert_sources
 
-    if value_convention is not None and value_sense is not None:
-        raise typer.BadParameter(
-            "--value-sense is the former name of --value-convention; use only one of them"
-        )
     options = ConvertOptions(
         workers=workers,
         memory=parse_bytes(memory),
         max_reject_rate=max_reject_rate,
-        value_convention=value_convention or value_sense or "auto",
+        value_convention=value_convention or "auto",
         val=val,
         test=test,
         salvage=salvage,

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.convert.inputs import require_answer
-from hexdata.convert.spool import Spool, SpoolFacts
+from hexdata.convert.spool import Spool, SpoolFacts, compare_counts
 from hexdata.games.find import column
 from hexdata.storage import AnyPath, storage_of, translate_errors
 from hexdata.text import encodable
@@ -69,13 +69,8 @@ class Companions:
         """
         notes = []
         for entry in self.entries:
-            if not entry.describes(name, facts.header):
-                continue
-            stated = {"records": "examples_generated", "games": "valid_games"}
-            for field_name, key in stated.items():
-                count, found = entry.stats.get(key), getattr(facts, field_name)
-                if isinstance(count, int) and count != found:
-                    notes.append(f"{entry.companion} states {count} {field_name}, the file has {found}")
+            if entry.describes(name, facts.header):
+                notes += compare_counts(entry.stats, facts, f"{entry.companion} states")
         return notes
 
     def origins(self, wanted: set[int], facts: SpoolFacts) -> tuple[dict[int, str], list[str]]:

@@ -54,6 +54,7 @@ __all__ = [
     "Spool",
     "SpoolFacts",
     "SpooledHeader",
+    "compare_counts",
     "complete_spools",
     "read_header",
     "read_source",
@@ -590,7 +591,7 @@ def _write_games(spool: Spool, facts: SpoolFacts, evidence: SourceEvidence) -> N
             facts.games += game_table.num_rows
     stats = facts.header.get("processing_stats")
     if isinstance(stats, dict):
-        facts.notes += _compare_stats(stats, facts)
+        facts.notes += compare_counts(stats, facts, "processing_stats say")
 
 
 def complete_spools(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> list[Spool]:
@@ -615,7 +616,7 @@ def complete_spools(spools: Sequence[Spool], facts: Sequence[SpoolFacts]) -> lis
     with write_arrow(result[0].folder / "findings.arrow", FINDINGS) as writer:
         writer.write_table(pa.table({"findings": findings}, schema=FINDINGS))
     for spool, own in zip(result, facts, strict=True):
-        own.loose = count_findings_without_game(spool).tolist()
+        own.loose = count_findings_without_game(spool)
     return result
 
 
@@ -655,14 +656,20 @@ def _truncate(spools: Sequence[Spool], facts: Sequence[SpoolFacts], cuts: Cuts) 
     return [spool.cut for spool in spools]
 
 
-def _compare_stats(stats: dict[str, Any], facts: SpoolFacts) -> list[str]:
-    """Return a note for each count in the header's ``processing_stats`` that differs from the count found."""
+def compare_counts(stats: dict[str, Any], facts: SpoolFacts, said: str) -> list[str]:
+    """Return a note for each count in statistics of the legacy tool that differs from the count found.
+
+    Args:
+        stats: The statistics.
+        facts: Facts of the source.
+        said: Beginning of the notes, such as "processing_stats say".
+    """
     notes = []
     stated = {"records": stats.get("examples_generated"), "games": stats.get("valid_games")}
     for name, count in stated.items():
         found = getattr(facts, name)
         if isinstance(count, int) and count != found:
-            notes.append(f"processing_stats say {count} {name}, the file has {found}")
+            notes.append(f"{said} {count} {name}, the file has {found}")
     return notes
 
 

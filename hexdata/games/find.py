@@ -47,6 +47,8 @@ EVIDENCE: Final = (
 )
 """Columns of ``raw_schema`` that are used to find games."""
 
+_TEXTS: Final = ("origin", "end_reason", "swap")
+
 ROWS: Final = pa.schema(
     [
         ("game", pa.int32()),
@@ -95,16 +97,13 @@ class SourceWindow:
     origin: Array
     winner: Array
     value: Array
-    end_reason: Array
-    swap: Array
-    origins: list[str | None]
-    end_reasons: list[str | None]
-    swaps: list[str | None]
+    texts: pa.Table
+    """The columns ``_TEXTS``."""
 
     @classmethod
     def of(cls, table: pa.Table, board_size: int) -> SourceWindow:
         """Return the positions of a table with the columns ``EVIDENCE``."""
-        origin, end_reason, swap = (_encoded(table.column(name)) for name in ("origin", "end_reason", "swap"))
+        origins = table.column("origin").combine_chunks().dictionary_encode()
         return cls(
             board_size,
             binary_matrix(table.column("board")),
@@ -113,25 +112,14 @@ class SourceWindow:
             column(table, "total_positions", -1),
             column(table, "file_idx", -1),
             column(table, "line_idx", -1),
-            origin[0],
+            origins.indices.fill_null(-1).to_numpy(zero_copy_only=False),
             column(table, "winner", -1),
             column(table, "value", np.nan),
-            end_reason[0],
-            swap[0],
-            origin[1],
-            end_reason[1],
-            swap[1],
+            table.select(_TEXTS),
         )
 
     def __len__(self) -> int:
         return len(self.boards)
-
-
-def _encoded(texts: pa.ChunkedArray) -> tuple[Array, list[str | None]]:
-    """Return the index of each text (N,) in a list that ends with None; -1, thus None, for null."""
-    encoded = texts.combine_chunks().dictionary_encode()
-    codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    return codes, [*encoded.dictionary.to_pylist(), None]
 
 
 def column(table: pa.Table | pa.RecordBatch, name: str, null: float) -> Array:
@@ -375,16 +363,11 @@ def _games(
         for row, is_complete in zip(last.tolist(), complete.tolist(), strict=True)
     ]
 
-    def texts(codes: Array, values: list[str | None]) -> pa.Array:
-        return pa.array([values[code] for code in codes[first].tolist()], pa.string())
-
+    texts = window.texts.take(pa.array(first))
     return {
         "file_idx": _nullable(window.file_idx[first]),
         "line_idx": _nullable(window.line_idx[first]),
-        "origin": texts(window.origin, window.origins),
         "winner": _nullable(window.winner[first]),
-        "end_reason": texts(window.end_reason, window.end_reasons),
-        "swap": texts(window.swap, window.swaps),
         "value": pa.array(window.value[first]),
         "positions": pa.array(positions),
         "first_player": _nullable(first_player),
@@ -392,6 +375,7 @@ def _games(
             np.concatenate(([0], np.cumsum(lengths))).astype(np.int32), moves, mask=pa.array(~complete)
         ),
         "game_hash": pa.array(hashes, pa.binary(16)),
+        **{name: texts.column(name).combine_chunks().cast(pa.string()) for name in _TEXTS},
     }
 
 

@@ -528,14 +528,10 @@ def flags_of(findings: Bits, convention: Convention) -> Bits:
     return flags
 
 
-def count_findings_without_game(spool: SpoolTables) -> npt.NDArray[np.int64]:
-    """Count the findings of positions whose game is unknown, int64 (16,), by number of the bit."""
-    counts = np.zeros(16, np.int64)
-    for raw, rows in read_aligned(spool, ["findings"], ["game"]):
-        if rows.column("game").null_count:
-            found = column(raw, "findings", 0)[~rows.column("game").is_valid().to_numpy(zero_copy_only=False)]
-            counts += (drop_chains_before_end(found)[:, np.newaxis] >> np.arange(16) & 1).sum(axis=0)
-    return counts
+def count_findings_without_game(spool: SpoolTables) -> list[int]:
+    """Count the findings of positions whose game is unknown: 16 numbers, by number of the bit."""
+    found = drop_chains_before_end(findings_without_game(spool))
+    return [int(np.count_nonzero(_has(found, 1 << bit))) for bit in range(16)]
 
 
 def findings_without_game(spool: SpoolTables) -> npt.NDArray[np.uint16]:

@@ -260,12 +260,8 @@ class _RowsWithPolicy(NamedTuple):
     @classmethod
     def join(cls, parts: Sequence[_RowsWithPolicy]) -> _RowsWithPolicy:
         """Return all of several policies, in ascending order of rows."""
-        counts = [np.empty(0, np.int64), *(np.diff(part.policies.starts) for part in parts)]
-        cells = [np.empty(0, np.uint16), *(part.policies.cells for part in parts)]
-        probabilities = [np.empty(0, np.float32), *(part.policies.probabilities for part in parts)]
-        starts = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
-        joined = SparsePolicies(starts, np.concatenate(cells), np.concatenate(probabilities))
-        return cls(np.concatenate([np.empty(0, np.int64), *(part.rows for part in parts)]), joined).sorted()
+        rows = np.concatenate([np.empty(0, np.int64), *(part.rows for part in parts)])
+        return cls(rows, SparsePolicies.join([part.policies for part in parts])).sorted()
 
     def sorted(self) -> _RowsWithPolicy:
         """Return the policies in ascending order of rows."""
@@ -277,12 +273,6 @@ class _RowsWithPolicy(NamedTuple):
     def renumbered(self, new_rows: Int64Array) -> _RowsWithPolicy:
         """Return the policies with ``new_rows[row]`` for each row."""
         return _RowsWithPolicy(new_rows[self.rows], self.policies).sorted()
-
-    def without_entries(self) -> _RowsWithPolicy:
-        """Return policies of zeros for the same rows."""
-        starts = np.zeros(len(self.rows) + 1, np.int64)
-        zeros = SparsePolicies(starts, np.empty(0, np.uint16), np.empty(0, np.float32))
-        return _RowsWithPolicy(self.rows, zeros)
 
 
 class _TableReader:
@@ -721,11 +711,8 @@ class _TableReader:
             fields = block_fields(self.board_size, with_policy=False, targets=[*self._targets])
             empty = {name: np.empty((0, *spec.shape), spec.dtype) for name, spec in fields.items()}
             return empty, _RowsWithPolicy.join([])
-        joined, policies = join_blocks(blocks), _RowsWithPolicy.join(found)
-        if self._with_policies:
-            policies = _add_irregular_policies(joined, policies, self.board_size)
-        else:
-            policies = policies.without_entries()
+        joined = join_blocks(blocks)
+        policies = _add_irregular_policies(joined, _RowsWithPolicy.join(found), self.board_size)
         ids = joined["position_id"]
         if (np.diff(ids) > 0).all():
             return joined, policies

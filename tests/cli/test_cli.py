@@ -207,15 +207,6 @@ def test_wrong_usage_has_status_2(case):
     check_message(hexdata_run(*arguments), 2, part)
 
 
-@pytest.mark.parametrize("option", ["--value-convention", "--value-sense"])
-def test_the_value_convention_has_two_spellings(legacy, tmp_path, monkeypatch, option):
-    asked = []
-    monkeypatch.setattr("hexdata.convert.convert_sources", lambda *args, **_: asked.append(args[2]))
-    hexdata_run("convert", legacy, tmp_path / "store", option, "blue-is-1")
-    assert [options.value_convention for options in asked] == ["blue-is-1"]
-    assert "--value-sense" not in hexdata_run("convert", "--help").out
-
-
 def test_an_interrupt_has_status_130_and_says_how_to_resume(legacy, tmp_path, monkeypatch):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt

@@ -70,7 +70,7 @@ def peak_of(process: subprocess.Popen[bytes]) -> int:
 def test_convert_stays_within_its_memory(tmp_path, name):
     source, store = tmp_path / "a.pkl.gz", tmp_path / "store"
     write_expanding(name, source)
-    options = ["--memory", "1GB", "--max-reject-rate", "1", "--value-sense", "blue-is-0"]
+    options = ["--memory", "1GB", "--max-reject-rate", "1", "--value-convention", "blue-is-0"]
     command = [sys.executable, "-m", "hexdata", "convert", str(source), str(store), *options]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, env=os.environ, stdout=log, stderr=log)

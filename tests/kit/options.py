@@ -75,7 +75,6 @@ _VALUES: Final = {
     "--svg": "board.svg",
     "--test": "0.25",
     "--val": "0.25",
-    "--value-sense": "blue-is-1",
     "--weights": "2",
     "--where": "move > 1",
 }

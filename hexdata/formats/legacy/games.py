@@ -402,7 +402,7 @@ def _positions(games: list[_Game], firsts: npt.NDArray[np.int64], n: int) -> pa.
     values[~is_final] = np.concatenate([np.empty(0), *(_required(game.root_values) for game in games)])
     winner = np.repeat(np.array([game.winner for game in games], np.uint8), totals)
     has_policy = np.concatenate([np.empty(0, bool), *(_required(game.has_policy) for game in games)])
-    policies = _joined([_required(game.policies) for game in games])
+    policies = SparsePolicies.join([_required(game.policies) for game in games])
     columns = {
         "record": np.repeat(firsts, totals) + ply,
         "board": pa.Array.from_buffers(pa.binary(boards.shape[1]), rows, [None, pa.py_buffer(boards)]),
@@ -429,14 +429,6 @@ def _required(value: Any) -> Any:
     """Return a field that every valid game has."""
     assert value is not None
     return value
-
-
-def _joined(parts: list[SparsePolicies]) -> SparsePolicies:
-    """Return the policies of all parts, in order."""
-    counts = np.concatenate([np.empty(0, np.int64), *(np.diff(part.starts) for part in parts)])
-    cells = np.concatenate([np.empty(0, np.uint16), *(part.cells for part in parts)])
-    probabilities = np.concatenate([np.empty(0, np.float32), *(part.probabilities for part in parts)])
-    return SparsePolicies(np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), cells, probabilities)
 
 
 # Values of the pickle
