@@ -24,6 +24,7 @@ from hexdata.games.convention import Convention
 from hexdata.schema import EXTRA_PREFIX, MAX_EXTRAS, TARGETS, is_target, target_type
 from hexdata.store.originals import convert_values
 from hexdata.strict_json import shortened
+from hexdata.text import encodable
 
 __all__ = ["NumberCounter", "check_declared", "choose_targets", "reject_invalid", "target_columns"]
 
@@ -118,7 +119,7 @@ class NumberCounter:
             for name, value in _numbers(text):
                 if value is None:
                     continue
-                name = name if len(name) <= _MAX_NAME else shortened(name)
+                name = encodable(name if len(name) <= _MAX_NAME else shortened(name))
                 summary = self._found.get(name)
                 if summary is None:
                     if len(self._found) >= _MAX_NAMES:

@@ -14,6 +14,8 @@ from datetime import date
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from hexdata.text import encodable
+
 __all__ = ["FACT_NAMES", "RUN_FACTS", "RunHeader", "date_of_name", "model_of"]
 
 RUN_FACTS: Final = ("model", "simulations", "temperature", "seed", "commit", "date")
@@ -159,7 +161,7 @@ def _iso_date(year: str, month: str, day: str) -> str | None:
 
 
 def model_of(text: str) -> str | None:
-    """Return the model that a header names.
+    """Return the model that a header names, as text that UTF-8 can encode.
 
     Args:
         text: A name or path; or a Python list of names, as in headers of tournaments.
@@ -170,12 +172,12 @@ def model_of(text: str) -> str | None:
     if text.startswith("["):
         try:
             names = ast.literal_eval(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return None
         if not all(isinstance(name, str) for name in names):
             return None
         text = ", ".join(dict.fromkeys(names))
-    return text if text and text.lower() not in ("none", "unknown") else None
+    return encodable(text) if text and text.lower() not in ("none", "unknown") else None
 
 
 def _commit(text: str) -> str | None:

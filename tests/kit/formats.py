@@ -16,7 +16,16 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-__all__ = ["SOURCES", "Damages", "SourceKind", "damaged_text"]
+__all__ = [
+    "HOSTILE_TEXTS",
+    "SOURCES",
+    "Damages",
+    "SourceKind",
+    "damaged_text",
+    "pickle_of",
+    "some_example",
+    "some_game",
+]
 
 Damages = Sequence[int | None]
 """For each record, None or the number of its damage."""
@@ -64,12 +73,25 @@ def _text(*records: bytes) -> Callable[[Damages, bytes], bytes]:
     return write
 
 
+HOSTILE_TEXTS: Final = {
+    "lone surrogate": "\ud800abc",
+    "only a surrogate": "\udfff",
+    "NUL": "a\0b",
+    "control": "\x1b[31mred\x1b[0m",
+    "line feed": "a\nb",
+    "right to left": "\u202eabc",
+    "no character": "\ufffe\uffff",
+    "long": "x" * 100_000,
+    "empty": "",
+}
+"""Texts that a pickle may contain and that files, tables, terminals or queries may refuse."""
+
 # Pickles
 
 N: Final = 5
 
 
-def _example(index: int) -> dict[str, Any]:
+def some_example(index: int) -> dict[str, Any]:
     """Return the position after ``index`` moves, row by row."""
     board = np.zeros((2, N * N), np.float32)
     ply = index % (N * N - 1)
@@ -122,7 +144,7 @@ def _pickled(layout: str) -> Callable[[Damages, bytes], bytes]:
     def write(damages: Damages, gap: bytes) -> bytes:
         examples: list[Any] = []
         for index, number in enumerate(damages):
-            example = _example(index)
+            example = some_example(index)
             if number is not None:
                 example = copy.deepcopy(_damaged_example(example, number))  # examples share no arrays
             if layout == "tuples" and isinstance(example, dict):
@@ -131,16 +153,17 @@ def _pickled(layout: str) -> Callable[[Damages, bytes], bytes]:
         content: dict[str, Any] = {"examples": examples}
         if layout == "shuffled":
             content |= {"shuffling_stats": {"num_buckets": 1, "total_examples": len(examples)}}
-        return gzip.compress(_raw_pickle(content), 1, mtime=0)
+        return pickle_of(content)
 
     return write
 
 
-def _raw_pickle(content: dict[str, Any]) -> bytes:
-    return pickle.dumps(content, 4)
+def pickle_of(content: dict[str, Any]) -> bytes:
+    """Return a gzipped pickle."""
+    return gzip.compress(pickle.dumps(content, 4), 1, mtime=0)
 
 
-def _played(number: int | None) -> dict[str, Any]:
+def some_game(number: int | None = None) -> dict[str, Any]:
     """Return a game of self-play, damaged if a number is given."""
     cells = [f"{column}{row}" for row in range(1, 4) for column in "ab"]
     texts = [f"#{N}," + "".join(cells[:ply]) for ply in range(len(cells) + 1)]
@@ -170,7 +193,7 @@ def _played(number: int | None) -> dict[str, Any]:
 
 
 def _selfplay(damages: Damages, gap: bytes) -> bytes:
-    return gzip.compress(_raw_pickle({"games": [_played(number) for number in damages]}), 1, mtime=0)
+    return pickle_of({"games": [some_game(number) for number in damages]})
 
 
 # KataHex
