@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from hexdata.errors import ConfigError
 
-__all__ = ["read_toml", "with_current_names"]
-
-_RENAMED_KEYS: Final = {"value_sense": "value_convention"}
-"""Keys that are still read under their former names."""
+__all__ = ["read_toml"]
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -31,23 +27,3 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ConfigError("not valid TOML", path=path, found=str(error)) from error
     except RecursionError as error:
         raise ConfigError("not valid TOML", path=path, found="brackets nested too deeply") from error
-
-
-def with_current_names(
-    section: Mapping[str, Any], former_keys: Mapping[str, str] = _RENAMED_KEYS
-) -> dict[str, Any]:
-    """Return a section with the current names of renamed keys.
-
-    Args:
-        section: Content of the section.
-        former_keys: Current name of each renamed key by its former name. Default: those of ``[convert]``.
-
-    Raises:
-        ConfigError: It has a key under both names.
-    """
-    for former, current in former_keys.items():
-        if former in section and current in section:
-            raise ConfigError(
-                f"{former!r} is the former name of {current!r}; both are set", hint=f"Remove {former!r}."
-            )
-    return {former_keys.get(key, key): value for key, value in section.items()}

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from hexdata.cards import CARDS
-from hexdata.config import read_toml, with_current_names
+from hexdata.config import read_toml
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo import FOLDER, LEDGER_NAME, DemoOptions, make_legacy
 from hexdata.engine import Engine, EngineOptions, open_engine
@@ -93,9 +93,7 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _parse_sizes(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Convert sizes such as ``memory = "1GB"`` in any section, and former key names in [convert]."""
-        if isinstance(content.get("convert"), dict):
-            content = {**content, "convert": with_current_names(content["convert"])}
+        """Convert sizes such as ``memory = "1GB"`` in any section."""
         return {
             name: {**section, "memory": parse_bytes(section["memory"])}
             if isinstance(section, dict) and isinstance(section.get("memory"), str)

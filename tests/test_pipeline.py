@@ -389,16 +389,3 @@ def test_a_config_must_not_contain_commands(
 def test_a_config_must_not_name_a_cluster(config) -> None:
     with pytest.raises(ConfigError, match=r"engine\.address: a config must not name a cluster.*RAY_ADDRESS"):
         load_config(config('store = "s"\n[engine]\nname = "ray"\naddress = "10.0.0.1:6379"\n[verify]\n'))
-
-
-@pytest.mark.parametrize("key", ["value_convention", "value_sense"])
-def test_the_former_key_value_sense_is_still_read(tmp_path, key):
-    path = tmp_path / "config.toml"
-    path.write_text(f'store = "s"\n[convert]\ninputs = ["in"]\n{key} = "blue-is-1"\n')
-    assert load_config(path).convert.value_convention == "blue-is-1"
-    with path.open("a") as file:
-        file.write(
-            'value_sense = "blue-is-1"\n' if key == "value_convention" else 'value_convention = "auto"\n'
-        )
-    with pytest.raises(ConfigError, match="'value_sense' is the former name of 'value_convention'"):
-        load_config(path)

@@ -54,16 +54,15 @@ def convert(
         ),
     ] = 0.01,
     value_convention: Annotated[
-        Literal["auto", "blue-is-0", "blue-is-1"] | None,
+        Literal["auto", "blue-is-0", "blue-is-1"],
         typer.Option(
             "--value-convention",
             metavar="auto|blue-is-0|blue-is-1",
-            help="Value that means a win of blue, for files that do not show it. Default: auto, which makes "
-            "such a file an error.",
-            show_default=False,
+            help="Value that means a win of blue, for files that do not show it. auto makes such a file an "
+            "error.",
             rich_help_panel=_CHOICE,
         ),
-    ] = None,
+    ] = "auto",
     val: Annotated[
         float,
         typer.Option(
@@ -137,7 +136,7 @@ def convert(
         workers=workers,
         memory=parse_bytes(memory),
         max_reject_rate=max_reject_rate,
-        value_convention=value_convention or "auto",
+        value_convention=value_convention,
         val=val,
         test=test,
         salvage=salvage,

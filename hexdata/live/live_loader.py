@@ -26,9 +26,7 @@ from hexdata.order import ORDER_VERSION
 
 __all__ = ["LiveLoader"]
 
-_STATE_VERSION: Final = 2
-_STORED_OPTIONS: Final = {"game_batch_size": "hand"}
-"""Options of stages whose names in states differ from those in Python."""
+_STATE_VERSION: Final = 3
 _LONGEST_WAIT: Final = 1.0
 """Longest wait in seconds: a Ctrl-C at the moment a wait begins is handled only when the wait ends."""
 
@@ -262,7 +260,7 @@ class LiveLoader:
         expected = self._compared_options()
         is_state = isinstance(state, Mapping) and {"version", "order_version"} <= state.keys()
         if is_state:
-            state = _RANK_OPTIONS | dict(state)
+            state = dict(state)
             check_versions(state, expected)
         names = [*expected, "delivered", "pipeline"]
         if not is_state or set(names) != state.keys():
@@ -292,13 +290,14 @@ class LiveLoader:
             "pool_size": options.pool_size,
             "reservoir": options.reservoir,
             "batch_size": options.batch_size,
-            **{name: getattr(options, name) for name in _RANK_OPTIONS},
+            "rank": options.rank,
+            "world_size": options.world_size,
             "batch": {name: _plain(value) for name, value in asdict(options.batch).items()},
             "stages": [
                 [
                     stage.kind,
                     {
-                        _STORED_OPTIONS.get(name, name): _plain(value)
+                        name: _plain(value)
                         for name, value in sorted(stage.arguments.items())
                         if name != "threads"
                     },
@@ -332,10 +331,6 @@ class LiveLoader:
             "a live loader cannot be sent to another process",
             hint="Create one in that process, or iterate in this one.",
         )
-
-
-_RANK_OPTIONS: Final = {"rank": 0, "world_size": 1}
-"""Options that states of earlier releases do not contain, with the values that they had."""
 
 
 def _read_config(path: str | Path | None) -> LiveOptions:

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, StrictStr, ValidationError, create_model
 
 from hexdata.batch import BatchOptions
 from hexdata.checks import as_tuple, check_choice, check_count, check_seed, check_shares
-from hexdata.config import read_toml, with_current_names
+from hexdata.config import read_toml
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.pipeline import Pipeline, check_stage_order
 from hexdata.live.queue import OVERFLOWS, Overflow
@@ -69,11 +69,6 @@ _SHARED_OPTIONS: Final = (
     *("rank", "world_size"),
 )
 """Options of the whole pipeline. A stage receives those that its constructor has a parameter for."""
-_FORMER_KEYS: Final = {
-    "ChunkSourceLoader": {"value_sense": "value_convention"},
-    "ShufflingChunkPool": {"hand": "game_batch_size"},
-}
-"""Keys of sections that are still read under their former names."""
 _SUPPLIED_ARGUMENTS: Final = (*_SHARED_OPTIONS, "batch", "directory", "final_positions")
 """Arguments that the pipeline supplies to its stages. The section of a stage cannot set them."""
 
@@ -371,7 +366,6 @@ def _refuse_code(content: Mapping[str, Any], kinds: list[str]) -> None:
 def _parse_stage(kind: str, section: Mapping[str, Any]) -> StageOptions:
     queue = {key: section[key] for key in _QUEUE_KEYS if key in section}
     arguments = {key: value for key, value in section.items() if key not in _QUEUE_KEYS}
-    arguments = with_current_names(arguments, _FORMER_KEYS.get(kind, {}))
     return StageOptions(kind, arguments, **queue)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hexdata.errors import StoreError
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store.files import canonical_json, read_bounded, write_bytes
-from hexdata.strict_json import MAX_JSON_BYTES, HexDigest, check_value, parse_json, shortened
+from hexdata.strict_json import MAX_JSON_BYTES, check_value, parse_json, shortened
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -38,16 +38,6 @@ class _Header:
 class _Entry:
     unit: str
     facts: Any
-
-
-@dataclass(frozen=True)
-class _OldLedgerFile:
-    """The ledger of earlier releases: one JSON object, which was rewritten on each save."""
-
-    stage: str
-    plan: str
-    sha256: HexDigest
-    done: dict[str, Any]
 
 
 class Ledger:
@@ -109,7 +99,7 @@ class Ledger:
         lines = self._lines()
         first = next(lines, b"")
         if not _DIGEST.match(first):
-            return self._load_old()
+            raise self._corrupt()
         written = hashlib.sha256()
         header = self._check(_Header, self._content(first, written), "the progress file")
         self._require_stage(header.stage)
@@ -152,20 +142,6 @@ class Ledger:
             raise self._corrupt()
         written.update(line)
         return parse_json(text, self.path, what="the progress file", hint=self._hint)
-
-    def _load_old(self) -> bool:
-        """Read a ledger of an earlier release. The next save writes it in the current format."""
-        content: dict[str, Any] = parse_json(
-            read_bounded(self.path), self.path, what="the progress file", hint=self._hint
-        )
-        file = self._check(_OldLedgerFile, content, "the progress file")
-        self._require_stage(file.stage)
-        if file.sha256 != hashlib.sha256(json.dumps(content["done"]).encode()).hexdigest():
-            raise self._corrupt()
-        if file.plan != self._plan:
-            return False
-        self._done = {name: self._check_unit(name, facts) for name, facts in content["done"].items()}
-        return True
 
     @property
     def _hint(self) -> str:

@@ -240,7 +240,7 @@ def test_the_content_of_a_state_is_pinned():
     pipeline = state.pop("pipeline")
     assert list(pipeline) == ["SampleGames", "ChunkValidator", *TAIL]
     assert state == {
-        "version": 2,
+        "version": 3,
         "order_version": ORDER_VERSION,
         "seed": 4,
         "split": "train",
@@ -403,7 +403,7 @@ def test_the_rows_of_the_reservoir_in_states_are_pinned():
 def test_the_names_of_options_in_states_are_pinned(tmp_path):
     live = LiveOptions().with_stage("ShufflingChunkPool", game_batch_size=9)
     with LiveLoader(tmp_path, config=live) as loader:
-        assert loader.state_dict()["stages"][1] == ["ShufflingChunkPool", {"hand": 9}]
+        assert loader.state_dict()["stages"][1] == ["ShufflingChunkPool", {"game_batch_size": 9}]
 
 
 @pytest.mark.parametrize(

@@ -269,15 +269,6 @@ def test_the_config_has_a_section_for_every_default_stage():
     assert set(STAGES) - set(sections) == {"ChunkRelabeller"}
 
 
-def test_former_key_names_are_still_read() -> None:
-    options = parse_live_config(
-        {"ChunkSourceLoader": {"value_sense": "blue-is-1"}, "ShufflingChunkPool": {"hand": 9}}
-    )
-    arguments = {stage.name: stage.arguments for stage in options.stages}
-    assert arguments["ChunkSourceLoader"] == {"value_convention": "blue-is-1"}
-    assert arguments["ShufflingChunkPool"] == {"game_batch_size": 9}
-
-
 class ReservedNames(Counting):
     """Custom stage whose arguments have names of pydantic's methods."""
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hexdata.errors import StoreError
 from hexdata.storage.local import LocalStorage
-from hexdata.store.files import FileFacts, canonical_json
+from hexdata.store.files import FileFacts
 from hexdata.store.ledger import Ledger
 
 PLAN = {"seed": 1, "sizes": [3, 4]}
@@ -107,29 +104,6 @@ def test_a_ledger_that_was_removed_or_copied_with_links_is_written_whole(path: P
     assert len(Ledger(path, "shuffle", PLAN)) == 4
 
 
-def old_ledger(path: Path, units: dict[str, Any]) -> bytes:
-    """Write a ledger as earlier releases did."""
-    done, plan = json.dumps(units), hashlib.sha256(canonical_json(PLAN)).hexdigest()
-    head = json.dumps({"stage": "shuffle", "plan": plan, "sha256": hashlib.sha256(done.encode()).hexdigest()})
-    path.write_text(f'{head[:-1]}, "done": {done}}}')
-    return path.read_bytes()
-
-
-def test_a_ledger_of_an_earlier_release_is_resumed(path: Path) -> None:
-    written = old_ledger(path, {"a": {"rows": 3}})
-    ledger = Ledger(path, "shuffle", PLAN)
-    assert ledger["a"] == {"rows": 3}
-    assert path.read_bytes() == written
-    ledger.finish("b", {"rows": 4})
-    assert len(Ledger(path, "shuffle", PLAN)) == 2
-    old_ledger(path, {"a": {"rows": 3}})
-    assert len(Ledger(path, "shuffle", {**PLAN, "seed": 2})) == 0
-    assert len(Ledger(path, "shuffle", PLAN)) == 0
-    path.write_bytes(written.replace(b'"rows": 3', b'"rows": 4'))
-    with pytest.raises(StoreError, match=r"corrupt.*do not match their digest.*Remove progress.json"):
-        Ledger(path, "shuffle", PLAN)
-
-
 def test_any_damage_before_the_last_line_is_refused(path: Path) -> None:
     """Each byte altered or removed, and each line removed, repeated or moved."""
     whole = path.read_bytes()
@@ -147,26 +121,12 @@ def test_any_damage_before_the_last_line_is_refused(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b'{"stage": "shuffle", "pl', "is not valid JSON"),
-        (b"[" * 100_000, "is nested too deeply"),
-        (b'{"stage": "shuffle", "plan": "", "done": {}}', "lacks the key sha256"),
-        (b"", "is not valid JSON"),
-        (b"\xff\xfe", "is not valid JSON"),
-        (b"[]", "has a wrong value"),
-        (b"null", "has a wrong value"),
-        (
-            b'{"stage": "export", "plan": "", "done": {}, "sha256": "%s"}' % (b"0" * 64),
-            "belongs to another stage",
-        ),
-        (b'{"stage": "shuffle", "plan": "", "done": [], "sha256": ""}', "wrong value of sha256"),
-        (b'{"stage": "shuffle", "plan": 3, "done": {}}', "wrong value of plan"),
-    ],
+    "content",
+    [b'{"stage": "shuffle", "pl', b'{"stage": "shuffle", "plan": "", "done": {}}', b"", b"\xff\xfe", b"[]"],
 )
-def test_an_invalid_ledger_is_named(path: Path, content: bytes, reason: str) -> None:
+def test_an_invalid_ledger_is_named(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(StoreError, match=f"the progress file.*{reason}") as caught:
+    with pytest.raises(StoreError, match="the progress file is corrupt") as caught:
         Ledger(path, "shuffle", PLAN)
     assert caught.value.path == str(path)
     assert "Remove progress.json" in str(caught.value)
