@@ -1,9 +1,10 @@
-"""The scripts of ``docs/howto/frameworks.md``, each in a process of its own."""
+"""The scripts of ``docs/howto``, each in a process that has only the packages that its page names."""
 
 from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,10 @@ import pytest
 from tests.test_documents import Block, blocks_of
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = [block for block in blocks_of(ROOT / "docs/howto/frameworks.md") if block.language == "python"]
+PAGES = [ROOT / "docs/howto" / name for name in ("frameworks.md", "webdataset.md")]
+"""Pages of which each Python block is a script."""
+SCRIPTS = [(page, block) for page in PAGES for block in blocks_of(page) if block.language == "python"]
+RUN_WITH_ONLY = ROOT / "tests/kit/run_with_only.py"
 TIMEOUT = 300
 """Seconds after which a script is considered to hang."""
 
@@ -28,6 +32,15 @@ def libraries_of(script: Block) -> list[str]:
     return sorted({name.partition(".")[0] for name in names} - {"hexdata"})
 
 
+def packages_for(page: Path, script: Block) -> list[str]:
+    """Return the packages that a page names in its introduction, and above a script in the same section."""
+    above = "\n".join(page.read_text(encoding="utf-8").splitlines()[: script.line - 1])
+    introduction, *sections = above.split("\n## ")
+    named = re.findall(r"pip install ([^`\n]+)", "\n".join([introduction, *sections[-1:]]))
+    words = " ".join(named).replace("'", "").split()
+    return [re.sub(r"^\.", "hexdata", word) for word in words if word != "."]
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo")
@@ -36,21 +49,55 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: "-".join(libraries_of(script)))
-def test_the_script_runs(script: Block, demo: Path, tmp_path: Path) -> None:
-    if missing := [name for name in libraries_of(script) if not find_spec(name)]:
-        pytest.skip(f"needs {', '.join(missing)}")
-    shutil.copytree(demo, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "script.py").write_text(script.text, encoding="utf-8")
+def run_script(text: str, packages: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(text, encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "script.py"],
-        cwd=tmp_path,
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", str(RUN_WITH_ONLY), "script.py", *packages],
+        cwd=folder,
         env=environment,
         check=False,
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page", "script"), SCRIPTS, ids=lambda each: each.stem if isinstance(each, Path) else str(each.line)
+)
+def test_the_script_runs(page: Path, script: Block, demo: Path, tmp_path: Path) -> None:
+    if missing := [name for name in libraries_of(script) if not find_spec(name)]:
+        pytest.skip(f"needs {', '.join(missing)}")
+    shutil.copytree(demo, tmp_path, dirs_exist_ok=True)
+    done = run_script(script.text, packages_for(page, script), tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_only_the_named_packages_are_found(tmp_path: Path) -> None:
+    """A script finds what hexdata and the named packages require, and nothing else that is installed here."""
+    script = """
+import importlib.metadata, importlib.util
+import numpy, hexdata, {found}
+assert importlib.metadata.version("{found}")
+assert importlib.util.find_spec("{missing}") is None
+try:
+    importlib.metadata.version("{missing}")
+except importlib.metadata.PackageNotFoundError:
+    raise SystemExit(7)
+"""
+    for packages, found, missing in (
+        ([], "duckdb", "pytest"),
+        (["hexdata[report]"], "jinja2", "starlette"),
+        (["hypothesis"], "hypothesis", "jinja2"),
+    ):
+        done = run_script(script.format(found=found, missing=missing), packages, tmp_path)
+        assert done.returncode == 7, done.stderr
+
+
+def test_each_section_names_what_its_script_imports() -> None:
+    named = {script.line: packages_for(page, script) for page, script in SCRIPTS if page.stem == "frameworks"}
+    assert all(named.values())
+    assert packages_for(*SCRIPTS[-1]) == ["hexdata[torch]", "torchdata"]
