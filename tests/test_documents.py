@@ -44,7 +44,7 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "CHANGELOG.md", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 PLAIN = {"json", "mermaid", "sql", "text", "{eval-rst}", "{include}", "{toctree}"}
 """Languages of blocks that are not run, except ``sql`` with a store; Sphinx runs its own blocks."""
-OPTIONAL = {name: name for name in ("datasets", "jax", "pandas", "polars", "torch", "torchdata")} | {
+OPTIONAL = {name: name for name in ("datasets", "jax", "pandas", "polars", "torch")} | {
     "hexdata.webdataset": "torch"
 }
 """Parts of names in imports, and the libraries without which the blocks that import them are skipped."""

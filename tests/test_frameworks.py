@@ -25,10 +25,11 @@ TIMEOUT = 300
 
 
 def libraries_of(script: Block) -> list[str]:
-    """Return the top-level names of the libraries that a script imports."""
+    """Return the top-level names of the libraries that a script imports, itself or by a module of hexdata."""
     nodes = list(ast.walk(ast.parse(script.text)))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    names += ["torch" for name in names if name in ("hexdata.torch", "hexdata.webdataset")]
     return sorted({name.partition(".")[0] for name in names} - {"hexdata"})
 
 
