@@ -61,7 +61,7 @@ class StoreInfo:
 
     Attributes:
         store: Path or address of the store.
-        schema_version: Version of the tables. Older ones can only be read.
+        schema_version: Version of the tables.
         board_size: Cells along an edge; None for a store without positions.
         counts: Number of rows of the tables sources, games, positions and rejected.
         without_game: Number of positions that belong to no known game; None if the table of games is damaged.
@@ -123,7 +123,7 @@ def _describe(opened: Store) -> StoreInfo:
         notes.append(without_game(unknown, manifest.counts["positions"]))
     return StoreInfo(
         store=str(opened.path),
-        schema_version=manifest.schema_version,
+        schema_version=SCHEMA_VERSION,
         board_size=manifest.board_size,
         counts={name: manifest.counts.get(name, 0) for name in ("sources", "games", "positions", "rejected")},
         without_game=unknown,
@@ -194,11 +194,6 @@ def _splits(store: Store) -> dict[str, int]:
 
 def _notes(store: Store, stages: list[StageInfo], writer: str | None) -> list[str]:
     notes = [f"{writer} is writing to this store"] if writer else []
-    if store.manifest.schema_version != SCHEMA_VERSION:
-        notes.append(
-            f"the store has schema version {store.manifest.schema_version}, which this release only reads; "
-            "to change it, convert the sources into a new store"
-        )
     for stage in stages:
         if stage.state == "outdated":
             source = "shuffled positions" if stage.stage in _INPUT_STAGE else "positions"
@@ -225,10 +220,9 @@ def _steps(store: Store, stages: list[StageInfo], missing: dict[str, list[str]])
     if not store.manifest.counts.get("positions"):
         return steps or [("Convert your files", f"hexdata convert INPUT... {path}")]
     steps.append(("Look at the games", f"hexdata browse {path}"))
-    writable = store.manifest.schema_version == SCHEMA_VERSION
-    if states["shuffle"] == "not run" and writable:
+    if states["shuffle"] == "not run":
         steps.append(("Shuffle, to write shards", f"hexdata shuffle {path}"))
-    elif states["shuffle"] == "complete" and states["export"] == "not run" and writable:
+    elif states["shuffle"] == "complete" and states["export"] == "not run":
         steps.append(("Write shards", f"hexdata export {path}"))
     elif states["export"] == "complete":
         steps.append(("Check all files and the shuffle", f"hexdata verify {path}"))

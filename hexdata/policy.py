@@ -101,8 +101,7 @@ class SparsePolicies:
         """Return the rows of a column that have a policy, (k,), and their policies.
 
         Args:
-            column: Array of ``schema.POLICY_TYPE``; or lists of float32, one number per cell, as in stores of
-                schema version 1.
+            column: Array of ``schema.POLICY_TYPE``.
             cells: Number of cells of the board.
 
         Raises:
@@ -116,8 +115,6 @@ class SparsePolicies:
         items = given.flatten()
         starts = np.zeros(len(given) + 1, np.int64)
         np.cumsum(given.value_lengths().to_numpy(), out=starts[1:])
-        if not pa.types.is_struct(items.type):
-            return rows, cls._from_lists(rows, starts, items, cells)
         cell, probability = items.field("cell"), items.field("probability")
         if items.null_count or cell.null_count or probability.null_count:
             known = [
@@ -130,24 +127,6 @@ class SparsePolicies:
         policies = cls(starts, cell.to_numpy(), probability.to_numpy())
         policies._check(rows, cells)
         return rows, policies
-
-    @classmethod
-    def _from_lists(
-        cls, rows: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], items: pa.Array, cells: int
-    ) -> SparsePolicies:
-        wrong = np.flatnonzero(np.diff(starts) != cells)
-        if len(wrong):
-            raise StoreError(
-                "a dense policy does not cover the board",
-                record=f"row {rows[wrong[0]]}",
-                found=f"{np.diff(starts)[wrong[0]]} numbers",
-                expected=cells,
-            )
-        if items.null_count:
-            raise StoreError("a dense policy contains a null", expected="a number for each cell")
-        policies = cls.from_dense(items.to_numpy().astype(np.float32, copy=False).reshape(-1, cells))
-        policies._check(rows, cells)
-        return policies
 
     def _check(self, rows: npt.NDArray[np.int64], cells: int) -> None:
         """Check cells and probabilities; ``rows`` (k,) are named in errors."""

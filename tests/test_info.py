@@ -16,8 +16,6 @@ from hexdata.store import Store
 from tests.cli.test_cli import hexdata_run
 from tests.conftest import CopyStore
 
-FROZEN = Path(__file__).parent / "store" / "frozen"
-
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -116,13 +114,6 @@ def test_a_process_that_writes_is_named(trmph_store: Path, copy_store: CopyStore
     assert facts.writer is not None
     assert "(shuffle)" in facts.writer
     assert facts.notes[0].startswith(facts.writer)
-
-
-def test_an_older_store_is_only_read() -> None:
-    facts = store_info(FROZEN / "v1_dicts" / "store")
-    assert facts.schema_version == 1
-    assert any("only reads" in note for note in facts.notes)
-    assert not [line for line in commands(facts) if line.startswith(("hexdata shuffle", "hexdata export"))]
 
 
 def test_no_store(tmp_path: Path) -> None:

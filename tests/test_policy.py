@@ -45,16 +45,6 @@ def test_arrow_columns_survive_also_sliced_and_in_chunks():
     assert SparsePolicies.from_arrow(chunks, CELLS)[1].to_dense(CELLS).tobytes() == dense.tobytes()
 
 
-def test_lists_of_schema_version_1_are_read():
-    dense = dense_policies()
-    column = pa.array([None, *dense.tolist()], pa.list_(pa.float32()))
-    rows, read = SparsePolicies.from_arrow(column, CELLS)
-    assert rows.tolist() == [1, 2, 3, 4, 5, 6]
-    assert read.to_dense(CELLS).tobytes() == dense.tobytes()
-    with pytest.raises(StoreError, match="does not cover the board"):
-        SparsePolicies.from_arrow(column, CELLS + 1)
-
-
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [

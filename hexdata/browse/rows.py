@@ -51,9 +51,8 @@ class StoreRows:
         self._sources = dict(self._read_sources())
 
     def _read_sources(self) -> Iterator[tuple[int, str]]:
-        version = self.store.manifest.schema_version
         for path in self.store.files("sources"):
-            table = read_parquet(path, ["source_id", "name"], None, sources_schema(), version)
+            table = read_parquet(path, ["source_id", "name"], None, sources_schema())
             yield from zip(table["source_id"].to_pylist(), table["name"].to_pylist(), strict=True)
 
     def source(self, source_id: int) -> str | None:

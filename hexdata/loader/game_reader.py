@@ -36,7 +36,7 @@ from hexdata.shards.blocks import Block, block_fields, columns_to_block, join_bl
 from hexdata.shards.options import Check
 from hexdata.storage import AnyPath
 from hexdata.store import Store
-from hexdata.store.columns import convert_columns, stored_fields
+from hexdata.store.columns import convert_columns
 from hexdata.store.files import FileFacts
 from hexdata.store.integrity import rebuild_hint
 from hexdata.store.parquet import open_parquet, read_batches
@@ -143,11 +143,11 @@ def _read_table(
     store: Store, folder: str, table: pa.Schema, columns: Sequence[str]
 ) -> Iterator[tuple[AnyPath, pa.Table]]:
     """Yield each file of a small table, and some of its columns."""
-    schema, version = pa.schema([table.field(name) for name in columns]), store.manifest.schema_version
+    schema = pa.schema([table.field(name) for name in columns])
     for name, facts in store.manifest.files_in(folder).items():
         path = store.path / name
-        with open_parquet(path, schema, version, facts) as file:
-            yield path, pa.Table.from_batches(read_batches(file, schema, version=version), schema)
+        with open_parquet(path, schema, facts) as file:
+            yield path, pa.Table.from_batches(read_batches(file, schema), schema)
 
 
 _OF_KEPT_GAMES: Final = (
@@ -760,14 +760,13 @@ class _TableReader:
     def _row_groups(
         self, parts: Sequence[int], columns: Sequence[str], *, labels: bool
     ) -> Iterator[tuple[int, pa.Table]]:
-        version = self._store.manifest.schema_version
         for part in parts:
             path, facts, check_boards = self._parts[part]
             names = [*columns, "board"] if labels and check_boards else [*columns]
             schema = pa.schema([self._schema.field(name) for name in names])
-            with open_parquet(path, schema, version, facts) as file:
+            with open_parquet(path, schema, facts) as file:
                 converted = pa.schema([field for field in schema if field.name != "policy"])
-                stored = [field.name for field in stored_fields(converted, version).values() if field]
+                stored = list(converted.names)
                 if "policy" in names:
                     leaves = {file.schema.column(i).path for i in range(len(file.schema))}
                     stored.append(_POLICY_CELLS if labels and _POLICY_CELLS in leaves else "policy")

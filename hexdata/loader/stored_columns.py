@@ -112,7 +112,7 @@ class StoredColumns:
         )
         for name, facts in store.manifest.files_in("positions").items():
             path = store.path / name
-            for batch in _read_batches(path, schema, store.manifest.schema_version, facts):
+            for batch in _read_batches(path, schema, facts):
                 number = find_rows(
                     _numbers(batch, "game_id", NO_GAME),
                     _numbers(batch, "position_in_game", NO_PLY),
@@ -133,11 +133,9 @@ class StoredColumns:
         return found
 
 
-def _read_batches(
-    path: AnyPath, schema: pa.Schema, version: int, facts: FileFacts
-) -> Iterator[pa.RecordBatch]:
-    with open_parquet(path, schema, version, facts) as file:
-        yield from read_batches(file, schema, version=version)
+def _read_batches(path: AnyPath, schema: pa.Schema, facts: FileFacts) -> Iterator[pa.RecordBatch]:
+    with open_parquet(path, schema, facts) as file:
+        yield from read_batches(file, schema)
 
 
 def _require_memory(needed: int, names: Sequence[str]) -> None:

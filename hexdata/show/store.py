@@ -176,15 +176,14 @@ def _fault(row: Row, size: int) -> str | None:
 
 def _rows_of_game(store: Store, game_id: int, schema: pa.Schema) -> list[Row]:
     rows: list[Row] = []
-    version = store.manifest.schema_version
     names = store.manifest.files_in("positions")
     for name, path in zip(names, store.files("positions"), strict=True):
-        with open_parquet(path, schema, version) as file:
+        with open_parquet(path, schema) as file:
             column = file.schema_arrow.get_field_index("game_id")
             for group in range(file.num_row_groups):
                 if _may_contain(file.metadata.row_group(group).column(column).statistics, game_id):
                     require_intact_once(store, [name])
-                    rows += _rows_in_group(file, group, game_id, schema, version)
+                    rows += _rows_in_group(file, group, game_id, schema)
     return rows
 
 
@@ -195,10 +194,8 @@ def _may_contain(statistics: pq.Statistics | None, number: int) -> bool:
     return bool(statistics.min <= number <= statistics.max)
 
 
-def _rows_in_group(
-    file: pq.ParquetFile, group: int, game_id: int, schema: pa.Schema, version: int
-) -> list[Row]:
-    batches = read_batches(file, schema, group=group, version=version)
+def _rows_in_group(file: pq.ParquetFile, group: int, game_id: int, schema: pa.Schema) -> list[Row]:
+    batches = read_batches(file, schema, group=group)
     of_game = (batch.filter(pc.equal(batch.column("game_id"), game_id)) for batch in batches)
     rows: list[Row] = collect(of_game, schema).to_pylist()
     return rows
@@ -267,8 +264,8 @@ def _source_name(store: Store, source_id: int) -> str | None:
     """Return the name of a source file."""
     require_intact_once(store, store.manifest.files_in("sources"))
     for path in store.files("sources"):
-        of_source, version = pc.field("source_id") == source_id, store.manifest.schema_version
-        found = read_parquet(path, ["name"], of_source, sources_schema(), version)
+        of_source = pc.field("source_id") == source_id
+        found = read_parquet(path, ["name"], of_source, sources_schema())
         if found.num_rows:
             name: str = found.column("name")[0].as_py()
             return name

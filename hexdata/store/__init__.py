@@ -10,7 +10,6 @@ from typing import Final
 from hexdata.checks import check_location
 from hexdata.errors import StoreError, StoreLockedError
 from hexdata.retry import attempts_of
-from hexdata.schema import SCHEMA_VERSION
 from hexdata.storage import LOCK_NAME, AnyPath, as_path, is_address, storage_of, translate_errors
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
@@ -126,7 +125,7 @@ class Store:
     def rows(self, folder: str) -> ParquetFiles:
         """Return the Parquet files of the manifest below ``folder``, sorted, as a sequence of rows."""
         files = [(self.path / name, facts.rows) for name, facts in self.manifest.files_in(folder).items()]
-        return ParquetFiles(files, self.manifest.schema_version)
+        return ParquetFiles(files)
 
     def missing(self, folder: str) -> Iterator[str]:
         """Yield the names of the manifest's files below ``folder`` that are missing or have another size.
@@ -167,21 +166,6 @@ class Store:
                 hint=f"Run `{self._command(stage)}` again.",
             )
 
-    def require_writable(self) -> None:
-        """Check that this release writes the schema version of the store.
-
-        Raises:
-            StoreError: The store was written in an older version, which can only be read.
-        """
-        if self.manifest.schema_version != SCHEMA_VERSION:
-            raise StoreError(
-                f"the store was written in schema version {self.manifest.schema_version}, which this release "
-                "reads but does not write",
-                path=self.path,
-                expected=f"schema version {SCHEMA_VERSION}",
-                hint="Convert the sources into a new store with `hexdata convert INPUT... NEWSTORE`.",
-            )
-
     def _require_permission(self) -> None:
         """Check that the system allows this user to write to the folder of the store, if it is local.
 
@@ -216,7 +200,6 @@ class Store:
             StoreError: A link leads out of the store, the disk fails, or the schema version is an older one.
             BudgetError: The disk is full.
         """
-        self.require_writable()
         self._require_permission()
         held = storage_of(self.path).lock(stage, _FOLDERS, shares_work=self.shares_work)
         with translate_disk_full(self.work_disk), held as lock:
@@ -225,7 +208,6 @@ class Store:
             storage_of(self.path).remove_unfinished(_FOLDERS)
             if storage_of(self.path / MANIFEST_NAME).size() is not None:
                 self.manifest = Manifest.load(self.path)
-                self.require_writable()
             self.manifest.before_saving = self.require_lock = lock.require
             store_answers = True
             try:

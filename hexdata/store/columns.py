@@ -1,111 +1,48 @@
-"""Columns of the tables of a store, read as those of the current schema whatever the store's version.
+"""Columns of the tables of a store, with null for the optional columns that a file of positions lacks.
 
-A Parquet file of positions may lack optional columns, which are null then. A file of schema version 1 has the
-column ``extra`` instead of ``metadata``, dense policies, and fewer columns of games and sources. All readers
-of tables convert columns here: Arrow readers by ``convert_columns``, DuckDB by ``select_sql``.
+All readers of tables add these columns here: Arrow readers by ``convert_columns``, DuckDB by ``select_sql``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from hexdata.board import MIN_SIZE
-from hexdata.policy import SparsePolicies
 from hexdata.schema import (
     EXTRA_PREFIX,
-    POLICY_TYPE,
-    SCHEMA_VERSION,
     TARGETS,
-    board_size_of,
     is_target,
     sql_columns,
     table_schema,
 )
 from hexdata.store.manifest import Manifest
 
-__all__ = ["ViewColumn", "convert_columns", "select_sql", "stored_fields", "view_columns"]
-
-_RENAMED: Final = {"metadata": "extra"}
-"""Names in schema version 1 of the columns that were renamed."""
-_DENSE_POLICY: Final = pa.list_(pa.float32())
-"""Type of policies in schema version 1: one number per cell."""
-_ADDED: Final = frozenset(
-    {"end_reason", "swap", "model", "simulations", "temperature", "seed", "commit", "date"}
-)
-"""Columns of games and sources that schema version 1 does not have."""
-
-
-def stored_fields(schema: pa.Schema, version: int = SCHEMA_VERSION) -> dict[str, pa.Field | None]:
-    """Return the field in which a file stores each column of ``schema``; None if it has none in this version.
-
-    Args:
-        schema: Columns of a table in the current version.
-        version: Schema version of the store.
-    """
-    if version == SCHEMA_VERSION:
-        return {field.name: field for field in schema}
-    stored: dict[str, pa.Field | None] = {}
-    for field in schema:
-        if field.name in _ADDED or is_target(field.name):
-            stored[field.name] = None
-        elif field.type.equals(POLICY_TYPE):
-            stored[field.name] = field.with_type(_DENSE_POLICY)
-        else:
-            stored[field.name] = field.with_name(_RENAMED.get(field.name, field.name))
-    return stored
+__all__ = ["ViewColumn", "convert_columns", "select_sql", "view_columns"]
 
 
 def convert_columns(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return rows read from a file of a store as a table with the columns of ``schema``.
 
     Args:
-        rows: Columns of the file, of any version. Missing columns become null.
-        schema: Columns to return, in the current version.
-
-    Raises:
-        StoreError: A dense policy is not valid.
+        rows: Columns of the file. Missing columns become null.
+        schema: Columns to return.
     """
-    columns = []
-    for field in schema:
-        name = field.name if field.name in rows.column_names else _RENAMED.get(field.name, field.name)
-        if name not in rows.column_names:
-            column = pa.nulls(rows.num_rows, field.type)
-        elif rows.schema.field(name).type.equals(_DENSE_POLICY) and field.type.equals(POLICY_TYPE):
-            column = _sparse(rows.column(name), schema)
-        else:
-            column = rows.column(name).cast(field.type)
-        columns.append(column)
+    columns = [
+        rows.column(field.name).cast(field.type)
+        if field.name in rows.column_names
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema
+    ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _sparse(column: pa.ChunkedArray, schema: pa.Schema) -> pa.Array:
-    """Return dense policies of schema version 1 as sparse ones.
-
-    Args:
-        column: The policies.
-        schema: Columns to return. The size of the board, if it is among them, gives the number of cells;
-            otherwise the first policy does.
-    """
-    policies = column.combine_chunks()
-    known = policies.drop_null()
-    cells = len(known[0]) if len(known) else 0
-    board = schema.get_field_index("board")
-    if board >= 0:
-        cells = board_size_of(schema.field(board).type.byte_width) ** 2
-    rows, sparse = SparsePolicies.from_arrow(policies, cells)
-    valid = np.zeros(len(policies), bool)
-    valid[rows] = True
-    return sparse.to_arrow(valid)
 
 
 def select_sql(
     table: str, manifest: Manifest, read: Callable[[bool], str], *, added: Iterable[str] = ()
 ) -> str:
-    """Return a query for the rows of Parquet files of a store, with the columns of the current schema.
+    """Return a query for the rows of Parquet files of a store, with all columns of their table.
 
     The columns are those of ``schema.table_schema`` with the targets of the manifest, then ``added``. They
     keep their order if the session preserves the order of rows.
@@ -124,20 +61,8 @@ def select_sql(
     if optional:  # none of these files may have the column
         nulls = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in optional.items())
         source = f"(SELECT * FROM (SELECT {nulls} WHERE false) UNION ALL BY NAME SELECT * FROM {source})"
-    stored = stored_fields(schema, manifest.schema_version)
-    columns = [_column_sql(name, kind, stored[name]) for name, kind in types.items()]
+    columns = [f'"{name}"' for name in types]
     return f"SELECT {', '.join([*columns, *added])} FROM {source}"
-
-
-def _column_sql(name: str, kind: str, stored: pa.Field | None) -> str:
-    if stored is None:
-        return f'NULL::{kind} AS "{name}"'
-    if stored.type.equals(_DENSE_POLICY):
-        return f"""[
-            {{'cell': (i - 1)::USMALLINT, 'probability': p}}
-            FOR p, i IN "{stored.name}" IF p <> 0 OR signbit(p)
-        ] AS "{name}\""""
-    return f'"{name}"' if stored.name == name else f'"{stored.name}" AS "{name}"'
 
 
 class ViewColumn(NamedTuple):

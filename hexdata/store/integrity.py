@@ -221,7 +221,6 @@ def check_tables(store: Store, files: Mapping[str, FileFacts], *, engine: Engine
             store.path / name,
             table_schema(table, manifest.board_size, manifest.targets_of(table)),
             facts.rows,
-            manifest.schema_version,
             table == "positions",
         )
         for name, facts in sorted(files.items())

@@ -33,7 +33,6 @@ __all__ = ["MANIFEST_NAME", "Manifest", "StoreFile", "find_store_below", "is_sto
 
 MANIFEST_NAME: Final = "manifest.json"
 _KIND: Final = "hexdata store"
-_READABLE_VERSIONS: Final = (1, SCHEMA_VERSION)
 """Schema versions of stores that this release reads. It writes only the last one."""
 _HINT: Final = "Restore manifest.json from a copy, or convert the sources into a new store."
 
@@ -96,7 +95,7 @@ class _ShuffleStage:
     ]
     left_out: dict[Literal["where", "dedup", "per_game", "balance_by"], Count]
     targets: _Targets | None = None
-    """Optional columns of the buckets. Not in manifests of schema version 1."""
+    """Optional columns of the buckets."""
     policies: dict[_Split, Count] | None = None
     """Number of positions with a policy. Not in manifests of earlier releases."""
     removed: dict[StoreFile, FileFacts] | None = None
@@ -146,9 +145,8 @@ class _ManifestFile:
     counts: _TableCounts
     files: dict[StoreFile, FileFacts]
     stages: _Stages
+    targets: _Targets
     digest: HexDigest | None = None
-    targets: _Targets | None = None
-    """Not in manifests of schema version 1."""
 
 
 @dataclass
@@ -161,7 +159,6 @@ class Manifest:
         files: Size, rows and digest by path relative to the store, with forward slashes.
         stages: Lineage: the options, inputs and results of each stage.
         targets: Optional columns that the positions of the store have, sorted by name.
-        schema_version: Version of the schema in which the store was written.
         tag: Version of the object from which the manifest was read; None on a disk or for a new manifest.
         before_saving: Called before the manifest is published; raises to prevent that.
     """
@@ -171,7 +168,6 @@ class Manifest:
     files: dict[str, FileFacts] = field(default_factory=dict)
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
-    schema_version: int = SCHEMA_VERSION
     tag: str | None = field(default=None, compare=False)
     before_saving: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
 
@@ -204,13 +200,13 @@ class Manifest:
         content = parse_json(data, path, what="the manifest", hint=_HINT)
         if not isinstance(content, dict) or content.get("kind") != _KIND:
             raise StoreError("the manifest is not that of a hexdata store", path=path)
-        for name, known in (("schema_version", _READABLE_VERSIONS), ("order_version", (ORDER_VERSION,))):
-            if content.get(name) not in known or isinstance(content[name], bool):
+        for name, known in (("schema_version", SCHEMA_VERSION), ("order_version", ORDER_VERSION)):
+            if content.get(name) != known or isinstance(content[name], bool):
                 raise StoreError(
                     f"the store has another {name}",
                     path=path,
                     found=shortened(repr(content.get(name))),
-                    expected=" or ".join(map(str, known)),
+                    expected=known,
                     hint="Read it with the hexdata release that wrote it, or convert the sources again.",
                 )
         _check_digest(content, path)
@@ -223,8 +219,7 @@ class Manifest:
             counts=asdict(checked.counts),
             files=dict(checked.files),
             stages=stages,
-            targets=tuple(checked.targets or ()),
-            schema_version=checked.schema_version,
+            targets=tuple(checked.targets),
             tag=tag,
         )
 
@@ -237,15 +232,14 @@ class Manifest:
         """
         content = {
             "kind": _KIND,
-            "schema_version": self.schema_version,
+            "schema_version": SCHEMA_VERSION,
             "order_version": ORDER_VERSION,
             "board_size": self.board_size,
             "counts": self.counts,
             "files": {name: facts.to_json() for name, facts in self.files.items()},
             "stages": self.stages,
+            "targets": list(self.targets),
         }
-        if self.schema_version > 1:
-            content["targets"] = list(self.targets)
         content["digest"] = _digest(content)
         self.before_saving()
         path, data = folder / MANIFEST_NAME, canonical_json(content)
@@ -396,23 +390,15 @@ def _check_stages(manifest: _ManifestFile, path: AnyPath) -> None:
 
 
 def _check_targets(manifest: _ManifestFile, path: AnyPath) -> None:
-    """Check the names of the optional columns, which manifests of schema version 1 do not have.
+    """Check the names of the optional columns.
 
     DuckDB does not distinguish upper and lower case in names of columns.
 
     Raises:
-        StoreError: The key is missing or not allowed, or it does not list distinct optional columns.
+        StoreError: They are not sorted and distinct optional columns.
     """
-    names = manifest.targets
-    if (names is None) != (manifest.schema_version == 1):
-        raise StoreError(
-            f"the key targets is {'missing from' if names is None else 'not allowed in'} a manifest of "
-            f"schema version {manifest.schema_version}",
-            path=path,
-            hint=_HINT,
-        )
     shuffle = manifest.stages.shuffle
-    for listed in (names or [], (shuffle and shuffle.targets) or []):
+    for listed in (manifest.targets, (shuffle and shuffle.targets) or []):
         valid = all(map(is_target, listed)) and len({name.lower() for name in listed}) == len(listed)
         if not valid or listed != sorted(listed):
             raise StoreError(

@@ -107,8 +107,6 @@ class Original:
     """File with the source's positions. It does not exist if the source has none."""
     game_parts: tuple[tuple[AnyPath, int], ...]
     """Files with the games of the whole store, each with its number of rows."""
-    version: int
-    """Schema version of the store."""
 
     @property
     def is_raw(self) -> bool:
@@ -153,7 +151,7 @@ class Original:
         if not self.positions:
             return
         assert self.board_size is not None
-        rows = ParquetRows(((self.part, self.positions),), 0, self.positions, self.version)
+        rows = ParquetRows(((self.part, self.positions),), 0, self.positions)
         first_game, ids = self._legacy_ids()
         row = 0
         for batch in read_rows(rows, positions_schema(self.board_size)):
@@ -180,7 +178,7 @@ class Original:
                 expected=f"0 to {games - 1}",
                 hint=VERIFY_HINT,
             )
-        batches = read_rows(ParquetRows(self.game_parts, low, high + 1, self.version), schema)
+        batches = read_rows(ParquetRows(self.game_parts, low, high + 1), schema)
         return low, pa.Table.from_batches(batches, schema).combine_chunks()
 
     def _raw(self, stored: pa.RecordBatch, first_game: int, ids: pa.Table) -> pa.RecordBatch:
@@ -270,7 +268,6 @@ def list_originals(store: Store) -> list[Original]:
             board_size=store.manifest.board_size,
             part=(store.path / "positions" / f"part-{row['source_id']:06d}.parquet").resolve(),
             game_parts=parts,
-            version=store.manifest.schema_version,
         )
         for path in store.files("sources")
         for row in read_parquet(path, names).cast(schema).to_pylist()

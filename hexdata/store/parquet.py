@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 
 from hexdata.board import MAX_SIZE
 from hexdata.errors import StoreError
-from hexdata.schema import SCHEMA_VERSION, board_bytes, board_size_of, is_target
+from hexdata.schema import board_bytes, board_size_of, is_target
 from hexdata.storage import AnyPath, HashingFile, add_path_to_error, error_number, storage_of
-from hexdata.store.columns import convert_columns, stored_fields
+from hexdata.store.columns import convert_columns
 from hexdata.store.files import FileFacts
 
 __all__ = [
@@ -139,15 +139,11 @@ class ParquetRows:
     """Each file with its number of rows."""
     start: int
     stop: int
-    version: int = SCHEMA_VERSION
-    """Schema version of the store."""
 
     @classmethod
-    def over(
-        cls, files: Sequence[tuple[AnyPath, int]], start: int, stop: int, version: int = SCHEMA_VERSION
-    ) -> ParquetRows:
+    def over(cls, files: Sequence[tuple[AnyPath, int]], start: int, stop: int) -> ParquetRows:
         """Return the rows ``start`` to ``stop`` (exclusive), keeping only the files that contain them."""
-        return ParquetFiles(files, version).rows(start, stop)
+        return ParquetFiles(files).rows(start, stop)
 
 
 class ParquetFiles:
@@ -155,13 +151,11 @@ class ParquetFiles:
 
     Args:
         files: Each file with its number of rows.
-        version: Schema version of the store (default: the current one).
     """
 
-    def __init__(self, files: Sequence[tuple[AnyPath, int]], version: int = SCHEMA_VERSION) -> None:
+    def __init__(self, files: Sequence[tuple[AnyPath, int]]) -> None:
         self._files = tuple(files)
         self._firsts = list(accumulate((count for _, count in files), initial=0))
-        self._version = version
 
     def __len__(self) -> int:
         """Return the number of rows of all files."""
@@ -171,26 +165,25 @@ class ParquetFiles:
         """Return the rows ``start`` to ``stop`` (exclusive), with only the files that contain them."""
         begin, end = bisect_right(self._firsts, start) - 1, bisect_left(self._firsts, stop)
         first = self._firsts[begin]
-        return ParquetRows(self._files[begin:end], start - first, stop - first, self._version)
+        return ParquetRows(self._files[begin:end], start - first, stop - first)
 
 
 def read_rows(rows: ParquetRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a range in order; row groups outside it are not read.
 
     Args:
-        rows: The range, with the schema version of the store.
-        schema: Columns to return, in the current version. Optional columns that a file lacks are null.
+        rows: The range.
+        schema: Columns to return. Optional columns that a file lacks are null.
     """
     first = 0
     for path, count in rows.files:
         if first < rows.stop and first + count > rows.start:
-            with open_parquet(path, schema, rows.version) as file:
+            with open_parquet(path, schema) as file:
                 yield from read_batches(
                     file,
                     schema,
                     start=max(rows.start - first, 0),
                     stop=rows.stop - first,
-                    version=rows.version,
                 )
         first += count
 
@@ -199,7 +192,6 @@ def read_rows(rows: ParquetRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 def open_parquet(
     path: AnyPath,
     schema: pa.Schema | None = None,
-    version: int = SCHEMA_VERSION,
     facts: FileFacts | None = None,
 ) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file of a store. :func:`read_batches` reads its columns.
@@ -210,7 +202,6 @@ def open_parquet(
         path: The file.
         schema: Columns that the file must have, with their types; None for any columns (default). Optional
             columns may be missing.
-        version: Schema version of the store (default: the current one).
         facts: Facts of the file in the manifest, which are compared with the bytes that are read (default
             None: not compared).
 
@@ -225,14 +216,14 @@ def open_parquet(
                 found, metadata = file.schema_arrow, file.metadata
             _require_bounded(metadata, found)
             if schema is not None:
-                _require_columns(path, found, schema, version)
+                _require_columns(path, found, schema)
             texts = [field.name for field in found if pa.types.is_string(field.type)]
             file = stack.enter_context(pq.ParquetFile(source, metadata=metadata, read_dictionary=texts))
             if facts is not None:
                 require_rows(path, file, facts.rows)
             yield file
     except StoreError as error:
-        error.path = error.path or str(path)  # of a policy that cannot be converted
+        error.path = error.path or str(path)
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the latter in damaged column names
         if not _is_damage(error):
@@ -300,9 +291,9 @@ def _open_checked(path: AnyPath, facts: FileFacts, stack: ExitStack) -> BinaryIO
     return opened
 
 
-def _require_columns(path: AnyPath, found: pa.Schema, schema: pa.Schema, version: int) -> None:
-    for name, field in stored_fields(schema, version).items():
-        if field is None or (is_target(name) and name not in found.names):
+def _require_columns(path: AnyPath, found: pa.Schema, schema: pa.Schema) -> None:
+    for field in schema:
+        if is_target(field.name) and field.name not in found.names:
             continue
         index = found.get_field_index(field.name)  # also -1 if several columns have the name
         if index < 0 or not found.field(index).equals(field):
@@ -320,29 +311,21 @@ def _describe_type(field: pa.Field) -> str:
     return f"{field.type}{'' if field.nullable else ', never null'}"
 
 
-def check_table(
-    path: AnyPath, schema: pa.Schema, rows: int, version: int = SCHEMA_VERSION, targets: bool = False
-) -> None:
+def check_table(path: AnyPath, schema: pa.Schema, rows: int, targets: bool = False) -> None:
     """Check that a Parquet file of a store has exactly the columns of ``schema`` and ``rows`` rows.
 
     Args:
         path: The file.
-        schema: Columns of the file, in the current version.
+        schema: Columns of the file.
         rows: Number of rows.
-        version: Schema version of the store (default: the current one).
         targets: Whether the file may lack optional columns (default: False).
 
     Raises:
         StoreError: The columns or the number of rows differ, or the file is missing or damaged.
     """
-    with open_parquet(path, schema, version) as file:
+    with open_parquet(path, schema) as file:
         found = file.schema_arrow.names
-        fields = stored_fields(schema, version).items()
-        expected = [
-            field.name
-            for name, field in fields
-            if field is not None and not (targets and is_target(name) and name not in found)
-        ]
+        expected = [name for name in schema.names if not (targets and is_target(name) and name not in found)]
         if found != expected:
             raise StoreError(
                 "a file of the store does not have the columns of its table",
@@ -385,27 +368,25 @@ def read_parquet(
     columns: Sequence[str],
     filters: pc.Expression | None = None,
     schema: pa.Schema | None = None,
-    version: int = SCHEMA_VERSION,
 ) -> pa.Table:
     """Return some columns of a small Parquet file of a store.
 
     Args:
         path: The file.
-        columns: Names of the columns to return, in the current version if ``schema`` is given.
+        columns: Names of the columns to return.
         filters: Expression that selects rows; None for all rows (default).
         schema: Columns that the file must have, with their types; None for any columns (default).
-        version: Schema version of the store (default: the current one).
 
     Raises:
         StoreError: The file is missing or damaged, or a column of ``schema`` is missing or has another type.
     """
-    with open_parquet(path, schema, version) as file:
+    with open_parquet(path, schema) as file:
         if schema is None:
             found = file.schema_arrow.names
             schema = pa.schema(
                 [_decoded(file.schema_arrow.field(name)) for name in (columns if filters is None else found)]
             )
-        table = collect(read_batches(file, schema, version=version), schema)
+        table = collect(read_batches(file, schema), schema)
         return (table if filters is None else table.filter(filters)).select(list(columns))
 
 
@@ -438,28 +419,25 @@ def read_batches(
     group: int | None = None,
     start: int = 0,
     stop: int | None = None,
-    version: int = SCHEMA_VERSION,
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows of an open Parquet file with the columns of ``schema``, in batches of limited size.
 
     Args:
         file: File from :func:`open_parquet`, which has checked these columns.
-        schema: Columns to return, in the current version. Optional columns that the file lacks are null.
+        schema: Columns to return. Optional columns that the file lacks are null.
         group: Number of the only row group to read; None for all (default).
         start: First row, counted from the first of these row groups. Default 0.
         stop: Row after the last one; None for the end (default).
-        version: Schema version of the store (default: the current one).
 
     Raises:
         StoreError: A row is larger than any that hexdata writes.
     """
-    names = [field.name for field in stored_fields(schema, version).values() if field is not None]
     first = 0
     for number in range(file.num_row_groups) if group is None else (group,):
         count = file.metadata.row_group(number).num_rows
         if first + count > start and (stop is None or first < stop):
             rows_of_batch = _rows_of_batch(file.metadata.row_group(number))
-            for batch in file.iter_batches(rows_of_batch, row_groups=[number], columns=names):
+            for batch in file.iter_batches(rows_of_batch, row_groups=[number], columns=schema.names):
                 low = max(start - first, 0)
                 high = batch.num_rows if stop is None else min(stop - first, batch.num_rows)
                 if low < high:

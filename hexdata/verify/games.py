@@ -131,7 +131,7 @@ def _row_groups(store: Store) -> list[_RowGroup]:
     schema = _columns(positions_schema(store.manifest.board_size or 1), "game_id")
     groups = []
     for path in store.files("positions"):
-        with open_parquet(path, schema, store.manifest.schema_version) as file:
+        with open_parquet(path, schema) as file:
             column = file.schema_arrow.get_field_index("game_id")
             for number in range(file.metadata.num_row_groups):
                 facts = file.metadata.row_group(number).column(column)
@@ -177,7 +177,7 @@ def _read_rows(store: Store, groups: list[_RowGroup], games: range) -> Iterator[
         if group.games.start < games.stop and games.start < group.games.stop:
             selected.setdefault(group.path, []).append(group)
     for path, parts in selected.items():
-        with open_parquet(path, schema, store.manifest.schema_version) as file:
+        with open_parquet(path, schema) as file:
             for part in parts:
                 table = file.read_row_group(part.number, columns=schema.names).filter(_HAS_GAME)
                 ids = table["game_id"].to_numpy()

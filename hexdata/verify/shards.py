@@ -113,7 +113,7 @@ class _Comparison:
         fields: set[str] = set()
         for split, shards in self.manifest.splits.items():
             buckets = [(root / name, facts.rows) for name, facts in stored.buckets(split).items()]
-            files = ParquetFiles(buckets, stored.schema_version)
+            files = ParquetFiles(buckets)
             rows = _RowReader(read_rows(files.rows(0, len(files)), schema) if buckets else iter(()))
             for number, shard in enumerate(shards):
                 fields |= self._compare(number, shard, rows.take(shard.positions), schema)

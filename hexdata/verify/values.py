@@ -39,12 +39,12 @@ def check_position_values(store: Store) -> str:
     size = store.manifest.board_size
     if size is None:
         return "none"
-    schema, version = positions_schema(size, store.manifest.targets), store.manifest.schema_version
+    schema = positions_schema(size, store.manifest.targets)
     count = 0
     for path in store.files("positions"):
         row = texts = 0
-        with open_parquet(path, schema, version) as file:
-            for batch in read_batches(file, schema, version=version):
+        with open_parquet(path, schema) as file:
+            for batch in read_batches(file, schema):
                 bad = find_bad_position(batch) or _long_metadata(batch)
                 if bad is not None:
                     raise _invalid_position(path, f"row {row + bad.row}", bad.found, bad.expected)

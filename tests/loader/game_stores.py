@@ -20,7 +20,6 @@ from hexdata.loader import Loader
 from hexdata.loader.options import Mode
 from hexdata.policy import SparsePolicies
 from hexdata.schema import (
-    SCHEMA_VERSION,
     SPLITS,
     games_schema,
     positions_schema,
@@ -31,7 +30,6 @@ from hexdata.shards.blocks import block_fields, columns_to_block
 from hexdata.shards.format import ShardWriter
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.store import Store
-from hexdata.store.columns import stored_fields
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import ParquetRows, read_rows, write_parquet
 
@@ -183,7 +181,6 @@ def write_store(
     formats: Sequence[str] | str = "trmph",
     *,
     targets: Sequence[str] = (),
-    version: int = SCHEMA_VERSION,
 ) -> Path:
     """Write a converted store.
 
@@ -195,7 +192,6 @@ def write_store(
             are dense lists. A part whose first row lacks an optional column does not have the column.
         formats: Format of each source, or of all.
         targets: Optional columns of the store (default: none).
-        version: Schema version of the store, 1 or 2 (default 2).
     """
     kinds = [formats] * len(parts) if isinstance(formats, str) else formats
     sources = [
@@ -222,12 +218,9 @@ def write_store(
         count += len(rows)
         present = [name for name in targets if rows and name in rows[0]]
         schema = positions_schema(n, present)
-        if version > 1:
-            numbered = [{**row, "policy": sparse_policy(row["policy"])} for row in numbered]
-        tables[f"positions/part-{number:06d}.parquet"] = pa.Table.from_pylist(
-            numbered, schema=stored_schema(schema, version)
-        )
-    return write_tables(path, n, tables, targets, version)
+        numbered = [{**row, "policy": sparse_policy(row["policy"])} for row in numbered]
+        tables[f"positions/part-{number:06d}.parquet"] = pa.Table.from_pylist(numbered, schema=schema)
+    return write_tables(path, n, tables, targets)
 
 
 def write_tables(
@@ -235,15 +228,12 @@ def write_tables(
     n: int,
     tables: Mapping[str, pa.Table],
     targets: Sequence[str] = (),
-    version: int = SCHEMA_VERSION,
 ) -> Path:
     """Write a converted store with these tables by file name, and an empty table of rejected records."""
-    manifest = Manifest(board_size=n, targets=tuple(sorted(targets)), schema_version=version)
+    manifest = Manifest(board_size=n, targets=tuple(sorted(targets)))
     manifest.counts = dict.fromkeys(("sources", "games", "positions", "rejected"), 0)
     rejected = {"rejected/part-000000.parquet": pa.Table.from_pylist([], schema=rejected_schema())}
-    for name, given in {**tables, **rejected}.items():
-        is_converted = name.startswith("positions")
-        table = given if is_converted else given.select(stored_schema(given.schema, version).names)
+    for name, table in {**tables, **rejected}.items():
         manifest.files[name] = write_parquet(path / name, table.schema, [table])
         manifest.counts[name.split("/")[0]] += table.num_rows
     count = manifest.counts["positions"]
@@ -251,11 +241,6 @@ def write_tables(
     manifest.stages["convert"] = {"val": 0.0, "test": 0.0, **records}
     manifest.save(path)
     return path
-
-
-def stored_schema(schema: pa.Schema, version: int) -> pa.Schema:
-    """Return the schema of a table in a version of the schema."""
-    return pa.schema([field for field in stored_fields(schema, version).values() if field is not None])
 
 
 def write_shards(store: Path, folder: Path) -> Path:
@@ -297,9 +282,8 @@ def write_shards(store: Path, folder: Path) -> Path:
 
 def position_files(store: Store) -> list[ParquetRows]:
     """Return all rows of each file of positions."""
-    version = store.manifest.schema_version
     return [
-        ParquetRows.over([(store.path / name, facts.rows)], 0, facts.rows, version)
+        ParquetRows.over([(store.path / name, facts.rows)], 0, facts.rows)
         for name, facts in store.manifest.files_in("positions").items()
     ]
 

@@ -314,15 +314,6 @@ def test_invalid_targets_are_refused(tmp_path: Path, name: str) -> None:
     assert read_all(store)  # columns that are not delivered are not read
 
 
-def test_a_policy_of_another_length_in_schema_version_1(tmp_path: Path) -> None:
-    games, rows = rows_of_games()
-    rows[7].update(policy=[0.5, 0.5], move=None)
-    store = write_store(tmp_path / "store", N, games, [rows[:60], rows[60:]], version=1)
-    with pytest.raises(StoreError, match=r"policy: .* 2 numbers; expected 25") as caught:
-        read_all(store)
-    check_error(caught.value, FIRST)
-
-
 PACKED: dict[str, Change] = {
     "game id -1": position(7, game_id=-1),
     "move 65535": position(7, move=65_535),

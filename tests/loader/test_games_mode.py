@@ -399,20 +399,6 @@ def test_policies_of_large_boards(tmp_path: Path, n: int) -> None:
     assert loader.games.arrays["policy_cell"].dtype == (np.uint8 if n == 16 else np.uint16)
 
 
-def test_policies_of_schema_version_1(tmp_path: Path) -> None:
-    games, parts = searched_games(10)
-    stores = [
-        write_store(tmp_path / f"version-{version}", BOARD_SIZE, games, [flat(parts)], version=version)
-        for version in (1, 2)
-    ]
-    tables = [table_of(store).arrays for store in stores]
-    shards = write_shards(stores[0], tmp_path / "shards")
-    for loader in assert_modes_agree(stores[0], shards, FEW):
-        assert loader.games is not None
-        assert len(packed_ids(loader.games)) == 0
-    assert tables[0].keys() == tables[1].keys()
-
-
 def test_the_table_contains_only_what_the_fields_need(tmp_path: Path) -> None:
     games, parts = searched_games(10)
     store = write_store(tmp_path / "store", BOARD_SIZE, games, [flat(parts)], targets=SEARCHED)

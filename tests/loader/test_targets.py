@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from hexdata.errors import ConfigError
@@ -18,17 +17,14 @@ from hexdata.loader import Loader, PositionDataset
 from hexdata.loader.mixture import Mixture
 from hexdata.loader.trial import LoadOptions, run_loader_trial
 from hexdata.policy import SparsePolicies
-from hexdata.schema import NO_MOVE, positions_schema
+from hexdata.schema import NO_MOVE
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shuffle import ShuffleOptions, shuffle_store
-from hexdata.store import Store
-from hexdata.store.parquet import ParquetRows, read_rows
 from hexdata.verify import verify_store
 from tests.conftest import CELLS, WriteOddStore, odd_positions
 
 TARGETS = ("extra.odd", "root_value", "visits", "weight")
 FIELDS = ("policy", "policy_mask", "move", "value", "position_id", *TARGETS)
-FROZEN = Path(__file__).parents[1] / "store" / "frozen"
 SIZES: dict[str, Any] = {"shard_size": 96, "block_size": 32, "workers": 1}
 
 
@@ -208,28 +204,3 @@ def test_samples_have_targets_and_whole_policies(store: Path, tmp_path: Path) ->
     manifest = ShardManifest.load(copy / "shards")
     assert set(TARGETS) < manifest.fields.keys()
     verify_store(copy).require()
-
-
-@pytest.mark.parametrize("mode", ["exact", "stream"])
-@pytest.mark.parametrize("name", ["v1", "v1_dicts/store"])
-def test_shards_of_schema_version_1_are_read_with_the_same_values(name: str, mode: Any) -> None:
-    store = Store.open(FROZEN / name)
-    assert ShardManifest.load(FROZEN / name / "shards").schema_version == 1
-    schema = positions_schema(5)
-    files = tuple((path, pq.read_metadata(path).num_rows) for path in store.files("positions"))
-    rows = read_rows(ParquetRows(files, 0, sum(count for _, count in files), 1), schema)
-    expected = expected_of(pa.Table.from_batches(rows, schema), ())
-    fields = ("policy", "policy_mask", "move", "value", "position_id")
-    ids = []
-    for split in ("train", "val", "test"):
-        if not store.manifest.stages["export"]["splits"].get(split):
-            continue
-        for symmetry in (False, True):
-            loader = Loader(FROZEN / name, split=split, mode=mode, fields=fields, symmetry=symmetry)
-            found = epoch_of(loader)
-            if not symmetry:
-                check(found, expected, found["position_id"])
-                ids += found["position_id"].tolist()
-    assert sorted(ids) == expected["position_id"].tolist()
-    with pytest.raises(ConfigError, match="does not have these fields; found root_value"):
-        Loader(FROZEN / name, mode=mode, fields=("root_value",))

@@ -149,14 +149,11 @@ def test_a_block_without_dense_policies_still_has_the_fields(rows: int) -> None:
     assert "policy" not in columns_to_block(positions(8).slice(1, rows), with_policy=False)
 
 
-def test_a_null_value_and_a_short_policy_raise_an_error() -> None:
+def test_a_null_value_raises_an_error() -> None:
     table = positions(4)
     broken = table.set_column(7, "value", pa.array([0.0, None, 1.0, 0.0], pa.float32()))
     with pytest.raises(StoreError, match="column value contains 1 nulls"):
         columns_to_block(broken, with_policy=False)
-    short = pa.array([None, None, [0.5, 0.5], None], pa.list_(pa.float32()))  # schema version 1
-    with pytest.raises(StoreError, match="row 2: a dense policy does not cover the board; found 2 numbers"):
-        columns_to_block(table.set_column(6, "policy", short), with_policy=True)
 
 
 def test_board_size_is_derived_from_the_width() -> None:

@@ -7,48 +7,30 @@ any more, there is a bug.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from hexdata import (
-    ConvertOptions,
     Loader,
-    ShuffleOptions,
-    convert_sources,
-    export_shards,
-    shuffle_store,
     verify_store,
 )
-from hexdata.errors import StoreError
-from hexdata.export import export_pickles
 from hexdata.report import write_report
-from hexdata.schema import positions_schema, table_schema
 from hexdata.show import read_game, read_position
 from hexdata.sql import run_query
-from hexdata.store import Store
-from hexdata.store.parquet import ParquetRows, open_parquet, read_rows
 from hexdata.verify import check_round_trip
 
 FROZEN = Path(__file__).parent / "frozen"
 N = 5
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(FROZEN / "v1", tmp_path / "v1"))
-
-
-@pytest.fixture(params=["v1_dicts", "v1_trmph"])
+@pytest.fixture(params=["v2_dicts", "v2_trmph"])
 def release(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A copy of the folder of a frozen store and of its sources."""
     return Path(shutil.copytree(FROZEN / request.param, tmp_path / request.param))
@@ -56,7 +38,7 @@ def release(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def dicts(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(FROZEN / "v1_dicts", tmp_path / "v1_dicts"))
+    return Path(shutil.copytree(FROZEN / "v2_dicts", tmp_path / "v2_dicts"))
 
 
 def examples(folder: Path) -> list[dict[str, Any]]:
@@ -83,43 +65,6 @@ def rows_of(store: Path, text: str) -> list[dict[str, Any]]:
         return pa.Table.from_batches(result.batches, result.schema).to_pylist()
 
 
-def table_of(store: Path, name: str) -> pa.Table:
-    """Return a table in the current schema."""
-    opened = Store.open(store)
-    manifest = opened.manifest
-    schema = table_schema(name, manifest.board_size)
-    files = [(path, pq.read_metadata(path).num_rows) for path in opened.files(name)]
-    rows = ParquetRows.over(files, 0, sum(count for _, count in files), manifest.schema_version)
-    return pa.Table.from_batches(read_rows(rows, schema), schema)
-
-
-def bytes_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_the_frozen_tables_are_unchanged(store):
-    positions, games = table_of(store, "positions"), table_of(store, "games")
-    assert positions["position_id"].to_pylist() == list(range(250))
-    assert table_of(store, "rejected")["reason"].to_pylist() == ["repeated-move"]
-    boards = b"".join(positions["board"].to_pylist())
-    assert hashlib.sha256(boards).hexdigest()[:16] == "e68fe53f0e25e5c2"
-    assert games["game_hash"][0].as_py().hex() == "94177ca4cf3526fd4eabbb32c665cbe1"
-    assert games["end_reason"].null_count == games["swap"].null_count == games.num_rows
-    assert table_of(store, "sources")["model"].null_count == 4
-
-
-def test_a_frozen_store_passes_verify(store):
-    result = verify_store(store)
-    assert [check.name for check in result.checks if not check.ok] == []
-    assert result.skipped == []
-
-
-def test_the_frozen_shards_have_the_same_order(store):
-    loader = Loader(store, batch_size=64, seed=3, fields=("position_id",))
-    ids = [int(i) for batch in loader for i in batch["position_id"]]
-    assert ids[:8] == [187, 132, 43, 2, 159, 188, 111, 7]
-
-
 def test_a_store_and_its_exports_equal_the_sources(release):
     result = verify_store(release / "store")
     assert [check.name for check in result.checks if not check.ok] == []
@@ -144,16 +89,14 @@ def test_policies_are_read_as_sparse_ones_with_the_same_bits(dicts):
         assert all(found[number].tobytes() == policy.tobytes() for number, policy in expected.items())
 
 
-def test_new_columns_are_null_and_metadata_keeps_its_text(dicts):
+def test_results_of_a_search_and_metadata_are_those_of_the_sources(dicts):
     store = dicts / "store"
-    rows = rows_of(store, "SELECT metadata, root_value, visits, weight FROM positions")
-    kept = [
-        {key: item["metadata"][key] for key in ("root_value", "visits", "note")} for item in examples(dicts)
+    rows = rows_of(store, "SELECT metadata, root_value, visits, weight FROM positions ORDER BY position_id")
+    given = [example["metadata"] for example in examples(dicts)]
+    assert [(row["root_value"], row["visits"], row["weight"]) for row in rows] == [
+        (item["root_value"], item["visits"], None) for item in given
     ]
-    assert [json.loads(row["metadata"]) for row in rows] == kept
-    assert all(row[name] is None for row in rows for name in ("root_value", "visits", "weight"))
-    assert rows_of(store, "SELECT count(end_reason) + count(swap) AS n FROM games") == [{"n": 0}]
-    assert rows_of(store, "SELECT count(model) + count(date) AS n FROM sources") == [{"n": 0}]
+    assert all(json.loads(row["metadata"])["note"] == "é" for row in rows)
 
 
 def test_positions_and_games_are_shown(dicts):
@@ -161,9 +104,11 @@ def test_positions_and_games_are_shown(dicts):
     position = read_position(dicts / "store", number)
     assert position.policy is not None
     assert position.policy.tobytes() == policy.tobytes()
-    assert (position.root_value, position.visits, position.weight, position.extra) == (None, None, None, {})
-    game = read_game(dicts / "store", 0)
-    assert (game.end_reason, game.swap, len(game)) == (None, None, 18)
+    given = examples(dicts)
+    assert (position.root_value, position.visits) == tuple(
+        given[number]["metadata"][name] for name in ("root_value", "visits")
+    )
+    assert len(read_game(dicts / "store", 0)) == given[0]["metadata"]["total_positions"]
 
 
 @pytest.mark.usefixtures("no_charts")
@@ -186,36 +131,3 @@ def test_every_mode_of_the_loader_delivers_the_policies_of_the_sources(dicts, mo
         expected = given[number]["policy"]
         assert (policy == (np.zeros(N * N) if expected is None else expected)).all()
         assert value == given[number]["value"]
-
-
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda release: convert_sources(
-            [release / "inputs"], release / "store", ConvertOptions(workers=1, max_reject_rate=1)
-        ),
-        lambda release: shuffle_store(release / "store", ShuffleOptions(seed=8)),
-        lambda release: export_shards(release / "store"),
-        lambda release: export_pickles(release / "store"),
-    ],
-    ids=["convert", "shuffle", "export", "pickles"],
-)
-def test_commands_that_write_are_refused_and_change_no_byte(release, write: Callable[[Path], object]):
-    before = bytes_of(release)
-    with pytest.raises(
-        StoreError, match="schema version 1, which this release reads but does not write"
-    ) as e:
-        write(release)
-    assert "hexdata convert INPUT... NEWSTORE" in str(e.value)
-    assert bytes_of(release) == before
-
-
-def test_a_store_of_the_current_version_must_have_all_columns(dicts):
-    path = Store.open(dicts / "store").files("positions")[0]
-    with (
-        pytest.raises(StoreError, match="does not have the columns of its table"),
-        open_parquet(path, positions_schema(N)),
-    ):
-        pass
-    with open_parquet(path, positions_schema(N), version=1) as file:
-        assert file.metadata.num_rows == 51
