@@ -5,8 +5,10 @@ A message contains the path and the record, the fault, the value found, the valu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Final
 
 __all__ = [
     "BudgetError",
@@ -24,6 +26,43 @@ __all__ = [
     "UnsafePickleError",
     "VerifyError",
 ]
+
+_MAY_HAVE_SECRETS: Final = re.compile(r"[a-z0-9]:/|pipe:", re.IGNORECASE)
+_ARGUMENTS: Final = re.compile(r"(?<!roken )(\bpipe:\s*+[\w./+-]*+)(?! …)[\s\S]+", re.IGNORECASE)
+"""A command after its program: each word of it may be a secret. It ends with the text."""
+_USER: Final = re.compile(
+    r"""(?<=[a-z0-9+.-]{2}:/)(/?)
+    (?:[^/?\s"']+
+    |[^/?@:\s"']*:(?!\d{1,5}(?:[/?\#]|$))[^\s"']*
+    |(?<!http:/)(?<!https:/)(?<!http://)(?<!https://)[^/?@:\s"']*:[^\s"']*
+    )(?:@|%40)""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""The user of an address. A password may contain a slash; in an HTTP URL, a colon may introduce a port."""
+_QUERY: Final = re.compile(
+    r"""([a-z0-9+.-]{2}:/[^\s"'?\#]*)(?:\?|\#[^\s"'=?]*[=?])[^\s"']*""", re.IGNORECASE | re.VERBOSE
+)
+"""The address before its query, or before its fragment if that has values."""
+_QUERY_OF_ALL: Final = re.compile(r"\A([a-z][a-z0-9+.-]+:/[^\s?#]*)(?:\?|#[^=?]*[=?])[\s\S]*", re.IGNORECASE)
+"""The same for a text that begins with an address, whose query may contain spaces."""
+
+
+def without_secrets(text: str) -> str:
+    """Return a text in which addresses have no user, query or arguments of a command."""
+    if _MAY_HAVE_SECRETS.search(text) is None:
+        return text
+    for pattern, kept in ((_ARGUMENTS, r"\1 …"), (_USER, r"\1"), (_QUERY_OF_ALL, r"\1"), (_QUERY, r"\1")):
+        text = pattern.sub(kept, text)
+    return text
+
+
+def _redacted(value: object) -> object:
+    """Return a value of a message, whose text is without secrets."""
+    if isinstance(value, int | None):
+        return value
+    text = str(value)
+    redacted = without_secrets(text)
+    return value if text == redacted else redacted
 
 
 class Reason(StrEnum):
@@ -143,15 +182,16 @@ class HexdataError(Exception):
         lines: Sequence[str] = (),
         commands: Sequence[str] = (),
     ) -> None:
+        reason = without_secrets(reason)
         super().__init__(reason)
         self.reason = reason
-        self.path = None if path is None else str(path)
+        self.path = None if path is None else without_secrets(str(path))
         self.record = record
-        self.found = found
-        self.expected = expected
-        self.hint = hint
-        self.lines = tuple(lines)
-        self.commands = tuple(commands)
+        self.found = _redacted(found)
+        self.expected = _redacted(expected)
+        self.hint = None if hint is None else without_secrets(hint)
+        self.lines = tuple(map(without_secrets, lines))
+        self.commands = tuple(map(without_secrets, commands))
 
     def __str__(self) -> str:
         return "\n  ".join(self.report())
@@ -178,17 +218,18 @@ class HexdataError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Support pickling: the default would lose the keyword arguments."""
-        return (_rebuild, (type(self), self.reason, self.__dict__.copy()))
+        return (_rebuild, (type(self), self.reason, {**self.__dict__, "path": self.path}))
 
     def at(self, path: object) -> HexdataError:
         """Return this error with its path set to ``path`` if it had none."""
-        self.path = self.path or str(path)
+        self.path = self.path or without_secrets(str(path))
         return self
 
 
 def _rebuild(kind: type[HexdataError], reason: str, state: dict[str, object]) -> HexdataError:
     error = kind(reason)
-    error.__dict__.update(state)
+    for name, value in state.items():  # an ImportError keeps its path elsewhere
+        setattr(error, name, value)
     return error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ __all__ = [
     "seconds_since_boot",
     "sync_folder",
     "unlock_file",
+    "wait_readable",
 ]
 
 if sys.platform == "win32":
@@ -284,6 +286,15 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
         if os.getpgid(process.pid) == process.pid:
             os.killpg(process.pid, signal.SIGKILL)
     process.kill()
+
+
+def wait_readable(pipe: int, seconds: float) -> bool:
+    """Wait until a pipe can be read, or has ended; return whether it can. Windows does not wait."""
+    if sys.platform == "win32":
+        return True
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    return bool(waiting.poll(max(0.0, seconds) * 1000 + 1))
 
 
 def line_editor() -> Any | None:

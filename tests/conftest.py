@@ -155,6 +155,8 @@ SLOW_FILES = frozenset(
         "loader/test_weights.py",
         "loader/test_where_by_epoch.py",
         "promises/test_nothing_left_behind.py",
+        "promises/test_canary.py",
+        "promises/test_endless.py",
         "promises/test_small_files.py",
         "pytorch/test_device_loader.py",
         "pytorch/test_device_order.py",

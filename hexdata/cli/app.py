@@ -16,6 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import hexdata
+from hexdata.errors import without_secrets
 from hexdata.text import did_you_mean, printable, wrap
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ _RANGES: Final = (
 
 def print_stderr(message: str) -> None:
     """Print one line to standard error, with control characters escaped; a terminal wraps it at spaces."""
-    text = printable(message)
+    text = printable(without_secrets(message))
     if sys.stderr.isatty() and not text.startswith(" "):
         text = "\n".join(wrap(text, shutil.get_terminal_size().columns))
     sys.stderr.write(f"{text}\n")
@@ -218,7 +219,10 @@ def _printable_usage() -> Iterator[None]:
         if (
             hasattr(error, "format_message") and not shows_help
         ):  # a usage error of click, which typer may vendor
-            text = _with_suggestion(_plain(printable(error.format_message())))
+            text = error.format_message()
+            for argument in sys.argv[1:]:  # one by one, since an argument may contain spaces
+                text = text.replace(argument, without_secrets(argument))
+            text = _with_suggestion(_plain(printable(text)))
             if "unexpected extra argument" in text:
                 text += ". Quote a query, a condition or a path that contains spaces."
             usage = getattr(error, "cmd", None)

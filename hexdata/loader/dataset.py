@@ -18,6 +18,7 @@ from hexdata.batch import (
     make_batch,
 )
 from hexdata.checks import as_int, as_tuple, check_count
+from hexdata.errors import without_secrets
 from hexdata.loader.opening import (
     all_members,
     find_data,
@@ -152,7 +153,7 @@ class PositionDataset:
                 open_store=open_store,
             )
         self._epoch = 0
-        self._location = str(store)
+        self._location = without_secrets(str(store))
 
     def __repr__(self) -> str:
         return (

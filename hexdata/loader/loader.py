@@ -28,7 +28,7 @@ from hexdata.batch import (
     make_batch,
 )
 from hexdata.checks import as_tuple, check_count
-from hexdata.errors import ConfigError, HexdataError
+from hexdata.errors import ConfigError, HexdataError, without_secrets
 from hexdata.loader.checkpoint import (
     DataIdentity,
     EpochDigest,
@@ -257,7 +257,7 @@ class Loader:
         self._files: list[int] | None = None
         self._selected: SelectedRows | None = None
         self._source: ShardSource | None = None
-        self._location = data.path if isinstance(data, Store) else Path(str(store))
+        self._location = data.path if isinstance(data, Store) else Path(without_secrets(str(store)))
         with translate_disk_full(self._location):
             if isinstance(data, Store):
                 self._open_games(data, weights, progress)

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from subprocess import Popen
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final
 
-from hexdata.errors import ConfigError, StoreError
+from hexdata.errors import ConfigError, StoreError, without_secrets
 from hexdata.shards.sources import (
     WHOLE_FILE,
     ByteRange,
+    Pace,
     altered_shard_error,
     check_stream_end,
     discard_bytes,
     unreadable_file_error,
 )
-from hexdata.system import kill_group
+from hexdata.system import kill_group, wait_readable
 
 if TYPE_CHECKING:
     from webdataset.gopen import Pipe
 
 __all__ = ["CommandSource"]
+
+_CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,15 @@ class CommandSource:
         url: URL or command with ``{name}`` in place of the file name.
     """
 
-    url: str
+    url: str = field(repr=False)
 
     def address(self, name: str) -> str:
+        """Return the URL of a file for messages, or the program of the command and the name of the file."""
+        if self.url.startswith("pipe:"):
+            return f"{without_secrets(self.url)} {name}"
+        return without_secrets(self.command(name))
+
+    def command(self, name: str) -> str:
         """Return the URL or the command of a file."""
         return self.url.replace("{name}", shlex.quote(name) if self.url.startswith("pipe:") else name)
 
@@ -47,7 +58,7 @@ class CommandSource:
     def open(self, name: str, part: ByteRange = WHOLE_FILE) -> Iterator[_CommandStream]:
         """Start the command; see :meth:`ShardSource.open`. Leaving the context early kills it."""
         address = self.address(name)
-        stream = _CommandStream(_start(address), address)
+        stream = _CommandStream(_start(self.command(name), address), address)
         try:
             stream.skip(part.start)
             yield stream
@@ -55,7 +66,7 @@ class CommandSource:
             stream.close()
 
 
-def _start(address: str) -> Pipe:
+def _start(url: str, address: str) -> Pipe:
     """Start the command of a pipe, or the one that webdataset uses for a URL.
 
     A pipe's shell leads a new process group, so that all processes it starts can be killed with it.
@@ -63,12 +74,15 @@ def _start(address: str) -> Pipe:
     from webdataset.gopen import Pipe, gopen  # imports PyTorch, where it is installed
 
     try:
-        if address.startswith("pipe:"):
-            command = address.removeprefix("pipe:")
+        if url.startswith("pipe:"):
+            command = url.removeprefix("pipe:")
             return Pipe(command, mode="rb", shell=True, start_new_session=True)  # noqa: S604 - as documented
-        opened = gopen(address, "rb")
+        opened = gopen(url, "rb")
+        failed = None
     except (OSError, ValueError) as error:
-        raise unreadable_file_error(address, error) from error
+        failed = unreadable_file_error(address, error)
+    if failed is not None:
+        raise failed  # not within the handler: the text of the cause may contain the URL
     if not isinstance(opened, Pipe):
         raise ConfigError(
             "webdataset does not open this URL with a command", found=address, expected="pipe:COMMAND"
@@ -88,13 +102,21 @@ class _CommandStream:
         self._process: Popen[bytes] = opened.proc
         self._output: IO[bytes] = opened.stream
         self._address = address
+        self._pace = Pace()
 
     def read(self, size: int, /) -> bytes:
-        return self._output.read(size)
+        begun, output = time.monotonic(), self._output.fileno()
+        is_ready = wait_readable(output, self._pace.left)
+        data = os.read(output, min(size, _CHUNK)) if is_ready else b""
+        try:
+            self._pace.add(begun, len(data))
+        except OSError as error:
+            raise unreadable_file_error(self._address, error) from error
+        return data
 
     def skip(self, count: int) -> None:
         """Read and discard ``count`` bytes."""
-        missing = discard_bytes(self._output.read, count)
+        missing = discard_bytes(self.read, count)
         if missing:
             self.finish()
             raise altered_shard_error(self._address, f"{count - missing} bytes")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from hexdata.checks import check_location
 from hexdata.errors import ConfigError, StoreError
@@ -21,8 +21,9 @@ from hexdata.shards.objects import ObjectSource
 from hexdata.shards.options import CacheOptions
 from hexdata.shards.sources import FolderSource, ShardSource
 from hexdata.storage import AnyPath, as_path, cache_folder, is_fault, storage_of
-from hexdata.storage.address import PROTOCOLS
+from hexdata.storage.address import PROTOCOLS, credentials_error
 from hexdata.store import Store
+from hexdata.strict_json import MAX_JSON_BYTES
 
 __all__ = ["add_cache", "check_split", "find_source", "load_manifest", "make_source", "require_mappable"]
 
@@ -62,11 +63,25 @@ def make_source(location: str | AnyPath) -> ShardSource:
             raise ConfigError(
                 "a pipe needs {name} in place of the shard's name",
                 found=text,
-                hint="Write, for example, 'pipe:cat /data/{name}'.",
+                hint="Write {name} where the command has the name of the file.",
             )
         return CommandSource(text)
     template = text if _NAME_FIELD in text else f"{text.rstrip('/')}/{_NAME_FIELD}"
+    if scheme in ("http", "https"):
+        _check_web_address(text)
     return HttpSource(template) if scheme in ("http", "https") else CommandSource(template)
+
+
+def _check_web_address(text: str) -> None:
+    parts = urlsplit(text)
+    if "@" in unquote(parts.netloc):
+        raise credentials_error("a user and a password do")
+    try:
+        fine = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fine = False
+    if not fine:
+        raise ConfigError("the address has no valid host and port", found=text)
 
 
 def _folder_source(folder: AnyPath) -> FolderSource | ObjectSource:
@@ -123,9 +138,12 @@ def load_manifest(source: ShardSource) -> ShardManifest:
         StoreError: As for :meth:`ShardManifest.load`, or the source fails.
     """
     with source.open(MANIFEST_NAME) as stream:
-        data = b"".join(iter(functools.partial(stream.read, _CHUNK), b""))
-        stream.finish()
-    return ShardManifest.loads(data, source.address(MANIFEST_NAME))
+        data = bytearray()
+        while len(data) <= MAX_JSON_BYTES and (part := stream.read(_CHUNK)):
+            data += part
+        if len(data) <= MAX_JSON_BYTES:
+            stream.finish()
+    return ShardManifest.loads(bytes(data), source.address(MANIFEST_NAME))
 
 
 def check_split(manifest: ShardManifest, split: str, location: str) -> list[str]:

@@ -5,6 +5,7 @@ The other sources are in ``http``, ``command``, ``objects`` and ``cache``. ``loc
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -24,8 +25,10 @@ __all__ = [
     "ByteStream",
     "FileStream",
     "FolderSource",
+    "Pace",
     "ShardFile",
     "ShardSource",
+    "TooSlowError",
     "altered_shard_error",
     "check_file_size",
     "check_stream_end",
@@ -35,6 +38,9 @@ __all__ = [
 ]
 
 _CHUNK: Final = 1 << 20
+_WAIT: Final = 60.0
+_BYTES_PER_SECOND: Final = 4096
+"""Seconds that a remote file may take, and the slowest rate at which its bytes may arrive."""
 
 ShardFile: TypeAlias = BufferedReader | BufferedRandom
 """An open local file of a shard."""
@@ -158,6 +164,39 @@ class FolderSource:
         except StoreError as error:
             return error
         return None
+
+
+class TooSlowError(TimeoutError):
+    """A source sends bytes, but too slowly. A repetition would not help."""
+
+
+class Pace:
+    """The time that reading a remote file may take, without the pauses of the reader.
+
+    Args:
+        seconds: Seconds in addition to those for the bytes. Default: 60.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
+        self._allowed = _WAIT if seconds is None else seconds
+        self._waited = 0.0
+        self._bytes = 0
+
+    def add(self, since: float, count: int) -> None:
+        """Add the time since ``time.monotonic()`` was ``since``, in which ``count`` bytes were read.
+
+        Raises:
+            TooSlowError: Reading has taken too long.
+        """
+        self._waited += time.monotonic() - since
+        self._bytes += count
+        if self.left < 0:
+            raise TooSlowError(f"only {self._bytes:,} bytes in {self._waited:.0f} s")
+
+    @property
+    def left(self) -> float:
+        """Seconds left."""
+        return self._allowed + self._bytes / _BYTES_PER_SECOND - self._waited
 
 
 # --- helpers of all sources ---------------------------------------------------------------------------

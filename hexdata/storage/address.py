@@ -6,7 +6,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from hexdata.errors import ConfigError
 from hexdata.extras import LIBRARIES, installed_by
@@ -20,9 +20,9 @@ __all__ = [
     "AnyPath",
     "RemotePath",
     "as_path",
+    "credentials_error",
     "local_path",
     "prefix_of",
-    "without_secrets",
 ]
 
 RemotePath: TypeAlias = "UPath"
@@ -50,12 +50,6 @@ _ONE_NAME: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
 MAX_CONNECTIONS: Final = 128
 """Maximum number of open connections to S3: eight for each thread of a machine with 16 cores."""
 _URL: Final = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*):/{1,2}(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
-_SECRET: Final = re.compile(
-    r"(?<=://)(?:[^/?\s]+|(?<!http://)(?<!https://)[^/?@:\s]+:[^?@\s]+)@"
-    r"|(?<=[^\s?])\?[^\s\"'?]+=[^\s\"']*"
-)
-"""The user and query of a URL, which may contain secrets. A secret key of S3 may contain a slash; in an HTTP
-URL, a colon before a slash introduces a port."""
 _UNCACHED: Final[dict[str, Any]] = {"use_listings_cache": False}
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "s3": {
@@ -86,11 +80,15 @@ def as_path(text: str | AnyPath) -> AnyPath:
         text: Local path, address, or a path object, which is returned unchanged.
 
     Raises:
-        ConfigError: The address has an unknown protocol, has no bucket, contains credentials or an account,
-            or names a file of another machine; or its library is not installed.
+        ConfigError: The address has an unknown protocol, has no bucket, contains credentials, an account or
+            parameters, or names a file of another machine; or its library is not installed.
     """
     if not isinstance(text, str):
         return text
+    if text.lower().startswith("pipe:"):
+        raise ConfigError(
+            "a command can only be read by a loader", found=text, expected="a path or an address"
+        )
     match = _url(text)
     if match is None:
         return Path(text)
@@ -107,12 +105,11 @@ def as_path(text: str | AnyPath) -> AnyPath:
     if not bucket:
         raise ConfigError("an address needs a bucket", found=text, expected=f"{protocol}://BUCKET/PATH")
     extra = PROTOCOLS[protocol]
-    if "@" in bucket or (":" in bucket and "@" in below and not bucket.startswith("arn:")):
-        what = "an account does" if extra == "azure" else "credentials do"
-        raise ConfigError(  # the message omits the address, which contains the secret
-            f"{what} not belong in an address",
-            hint="Set them in the environment or in a profile, as for any other tool.",
-        )
+    host = unquote(bucket)
+    if "@" in host or (":" in host and "@" in below and not host.startswith("arn:")):
+        raise credentials_error("an account does" if extra == "azure" else "credentials do")
+    if re.search(r"[?#][^/]*=", match["rest"]):
+        raise credentials_error("parameters do")
     protocol = _ONE_NAME.get(protocol, protocol)
     clean = f"{protocol}://{bucket}/{below}".rstrip("/")
     with installed_by(extra, f"{protocol}://"):
@@ -122,6 +119,14 @@ def as_path(text: str | AnyPath) -> AnyPath:
 
     path: UPath = UPath(clean, **_OPTIONS[extra])
     return path
+
+
+def credentials_error(what: str) -> ConfigError:
+    """Return the error for an address with secrets. It omits the address."""
+    return ConfigError(
+        f"{what} not belong in an address",
+        hint="Set them in the environment or in a profile, as for any other tool.",
+    )
 
 
 def local_path(text: str | AnyPath, what: str, hint: str = "Give a path of this machine.") -> Path:
@@ -143,9 +148,7 @@ def local_path(text: str | AnyPath, what: str, hint: str = "Give a path of this 
         return Path(text)
     if match["protocol"].lower() == "file":
         return _path_of_url(text)
-    raise ConfigError(
-        f"{what} can only be on this machine", found=without_secrets(text), expected="a path", hint=hint
-    )
+    raise ConfigError(f"{what} can only be on this machine", found=text, expected="a path", hint=hint)
 
 
 def _url(text: str) -> re.Match[str] | None:
@@ -155,17 +158,12 @@ def _url(text: str) -> re.Match[str] | None:
     return None if is_drive else match
 
 
-def without_secrets(text: str) -> str:
-    """Return a text as one line, with possible secrets removed from its addresses."""
-    return _SECRET.sub("", " ".join(text.split()))
-
-
 def _path_of_url(url: str) -> Path:
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost"):
         raise ConfigError(
             "a file:// address cannot name another machine",
-            found=without_secrets(url),
+            found=url,
             expected="file:///PATH",
             hint="Give a local path without file://.",
         )

@@ -189,7 +189,7 @@ class Storage(ABC):
         """Return the content of a small file with the tag for :meth:`put`.
 
         Args:
-            max_bytes: Bytes to read at most from a local file. Objects are read whole.
+            max_bytes: Maximum number of bytes to read.
 
         Raises:
             FileNotFoundError: The file does not exist.

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from hexdata.errors import HexdataError, StoreError
+from hexdata.errors import HexdataError, StoreError, without_secrets
 from hexdata.retry import copy_attempts, with_attempts
-from hexdata.storage.address import without_secrets
 from hexdata.storage.retry import SendTimeoutError, answer_of, code_of, is_invalid_endpoint, is_temporary
 
 __all__ = [
@@ -271,5 +270,5 @@ def _message_of(error: BaseException) -> str:
     """Return the message of an error as one line without secrets."""
     code, message = answer_of(error)
     text = f"{code}{'' if code.isdigit() else ':'} {message}" if code and message else code
-    line = without_secrets(text or str(error)) or type(error).__name__
+    line = without_secrets(" ".join((text or str(error)).split())) or type(error).__name__
     return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"

@@ -157,16 +157,18 @@ class ObjectStorage(Storage):
                     raise
             return get_object(system, path)[0][-count:]  # it is empty, or, for rclone, shorter
 
-    def read_tagged(self, max_bytes: int) -> Tagged:  # noqa: ARG002
-        """Read the object and the tag of its version. ``max_bytes`` has no effect."""
+    def read_tagged(self, max_bytes: int) -> Tagged:
+        """Read the object, at most ``max_bytes``, and the tag of its version."""
         if speaks_s3(self._system):
-            data, answer = get_object(self._system, self.path.path)
+            data, answer = get_object(self._system, self.path.path, max_bytes)
             return Tagged(data, tag_of(answer))
-        return with_retries(self._read_tagged)  # type: ignore[no-any-return]
+        return with_retries(self._read_tagged, max_bytes)  # type: ignore[no-any-return]
 
-    def _read_tagged(self) -> Tagged:
-        tag = tag_of(object_info(self._system, self.path.path))
-        data: bytes = self._system.cat_file(self.path.path)
+    def _read_tagged(self, max_bytes: int) -> Tagged:
+        info = object_info(self._system, self.path.path)
+        tag = tag_of(info)
+        part = {"start": 0, "end": max_bytes} if info["size"] > max_bytes else {}
+        data: bytes = self._system.cat_file(self.path.path, **part)
         if tag_of(self._system.info(self.path.path)) != tag:
             raise TimeoutError(f"{self.path}: replaced while it was being read")
         return Tagged(data, tag)

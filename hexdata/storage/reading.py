@@ -24,6 +24,8 @@ __all__ = [
 
 PART: Final = 8 << 20
 """Bytes per request and per uploaded part."""
+_LONGEST_REQUEST: Final = 120.0
+"""Seconds that a request for at most ``PART`` bytes, or for a manifest, may take."""
 _NO_REASON: Final = ("400", "401", "403")
 """Error codes of answers without a body, which are the status."""
 _BUFFER: Final = 1 << 17
@@ -101,12 +103,15 @@ def _raise_reason(system: Any, path: str) -> None:
             raise
 
 
-def get_object(system: Any, path: str, **arguments: Any) -> tuple[bytes, dict[str, Any]]:
+def get_object(
+    system: Any, path: str, max_bytes: int | None = None, **arguments: Any
+) -> tuple[bytes, dict[str, Any]]:
     """Return the content of an object of an S3 store and the headers of the answer, with one request.
 
     Args:
         system: File system of s3fs.
         path: Path in this file system.
+        max_bytes: Number of bytes after which no more are read; None for all (default).
         arguments: Other arguments of the S3 client, such as ``Range``.
 
     Returns:
@@ -123,11 +128,18 @@ def get_object(system: Any, path: str, **arguments: Any) -> tuple[bytes, dict[st
     async def request() -> tuple[bytes, dict[str, Any]]:
         answer = await system._call_s3("get_object", Bucket=bucket, Key=key, **arguments)
         try:
-            return await answer["Body"].read(), answer
+            if max_bytes is None:
+                return await answer["Body"].read(), answer
+            data = b""
+            while len(data) < max_bytes and (
+                part := await answer["Body"].read(min(PART, max_bytes - len(data)))
+            ):
+                data += part
+            return data, answer
         finally:
             answer["Body"].close()
 
-    found: tuple[bytes, dict[str, Any]] = with_retries(sync, system.loop, request)
+    found: tuple[bytes, dict[str, Any]] = with_retries(sync, system.loop, request, timeout=_LONGEST_REQUEST)
     return found
 
 

@@ -132,7 +132,7 @@ def test_an_altered_shard_of_the_right_size_raises_an_error(
     reader = reader_of(folder, through_a_pipe(folder) if piped else None)
     with pytest.raises(FormatError, match=message) as caught:
         list(reader.read(1))
-    assert caught.value.path.endswith(str(path))
+    assert caught.value.path.endswith(path.name if piped else str(path))
     assert "object at" not in str(caught.value)
 
 

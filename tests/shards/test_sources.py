@@ -171,7 +171,7 @@ def test_a_file_address_of_another_machine_is_rejected() -> None:
 
 
 def test_a_pipe_without_name_is_rejected() -> None:
-    with pytest.raises(ConfigError, match=r"found pipe:cat /a\. Write, for example, 'pipe:cat"):
+    with pytest.raises(ConfigError, match=r"found pipe:cat …\. Write {name}"):
         make_source("pipe:cat /a")
 
 

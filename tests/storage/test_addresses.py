@@ -12,14 +12,13 @@ import pytest
 
 from hexdata.cli import main
 from hexdata.demo import DemoOptions, make_legacy
-from hexdata.errors import ConfigError
+from hexdata.errors import ConfigError, without_secrets
 from hexdata.live import LiveLoader, load_live_config, make_pipeline
 from hexdata.live.options import LiveOptions
 from hexdata.live.trial import run_live_trial
 from hexdata.loader import Loader
 from hexdata.pipeline import DemoSection, demo_config, load_config
 from hexdata.storage import as_path, cache_folder, local_path
-from hexdata.storage.address import without_secrets
 
 ROOT = Path(__file__).parents[2]
 DEMO = ("the folder of a demo", "Give a path of this machine.")
