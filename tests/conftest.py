@@ -157,6 +157,7 @@ SLOW_FILES = frozenset(
         "promises/test_nothing_left_behind.py",
         "promises/test_canary.py",
         "promises/test_endless.py",
+        "promises/test_hostile_filters.py",
         "promises/test_small_files.py",
         "pytorch/test_device_loader.py",
         "pytorch/test_device_order.py",

@@ -48,6 +48,8 @@ _READING: Final = 2
 """Number of requests that read rows at the same time; each may hold a row group in memory."""
 _HOSTS: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 """Host names of requests. A name that a stranger has pointed at this machine is refused."""
+_OWN_SITES: Final = ("none", "same-origin")
+"""Values of the header Sec-Fetch-Site of requests by the page, or by the user in the address bar."""
 _PAGE_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -123,9 +125,10 @@ class _Guard:
         if scope["type"] != "http":
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        host = headers.get("host", "").rpartition(":")[0] or headers.get("host", "")
-        from_elsewhere = headers.get("sec-fetch-site") == "cross-site" and scope["path"] != "/"
-        if host.lower() not in _HOSTS or from_elsewhere:
+        port = scope["server"][1]
+        hosts = {f"{host}:{port}" for host in _HOSTS} | (_HOSTS if port == 80 else frozenset())
+        from_elsewhere = headers.get("sec-fetch-site", "none") not in _OWN_SITES and scope["path"] != "/"
+        if headers.get("host", "").lower() not in hosts or from_elsewhere:
             await Response("This page can only be opened on the machine that serves it.\n", 403)(
                 scope, receive, send
             )
@@ -150,8 +153,12 @@ class _Guard:
 def _file_route(file: str) -> Route:
     content = (resources.files("hexdata.browse") / "static" / file).read_bytes()
 
-    def endpoint(_: Request) -> Response:
-        return Response(content, media_type=_FILES[file])
+    def endpoint(request: Request) -> Response:
+        # The page runs a condition in its address only after a click, unless the user opened it directly.
+        is_own = request.headers.get("sec-fetch-site") in _OWN_SITES
+        return Response(
+            content.replace(b"<body>", b"<body data-own>") if is_own else content, media_type=_FILES[file]
+        )
 
     return Route("/" if file == "index.html" else f"/{file}", endpoint)
 

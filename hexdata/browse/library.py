@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -191,4 +191,5 @@ class Library:
         if self._open is not None:
             self._open.listings.close()
         self._open = None
-        self._stack.close()
+        with suppress(Exception):  # a function that cannot be interrupted keeps its session until the end
+            self._stack.close()

@@ -38,6 +38,12 @@ _RUNNING: Final = 2
 """Number of lists that are made at the same time."""
 _ABANDONED: Final = 15.0
 """Seconds after the last request for a list that is being made, after which it is stopped."""
+_CHECKING: Final = 10.0
+"""Seconds that the check of the expressions may take: DuckDB computes constants in it."""
+_STUCK: Final = 2.0
+"""Seconds after an interrupt, after which a list that goes on is left to itself. Some functions never end."""
+_LONGEST: Final = 2_000
+"""Maximum number of characters of a filter or a sort key. DuckDB's parser has no limit of memory."""
 _FIRST_CHUNK: Final = 131_072
 _LAST_CHUNK: Final = 4_194_304
 """Rows that are scanned together, at first and later: the first rows are found early."""
@@ -52,12 +58,24 @@ class ListQuery:
         filter: SQL condition on a row of the table; empty for all rows. Default "".
         sort: SQL expression of a number by which the rows are sorted; empty for the id. Default "".
         descending: Whether the largest come first. Default False.
+
+    Raises:
+        ConfigError: An expression is too long.
     """
 
     table: str
     filter: str = ""
     sort: str = ""
     descending: bool = False
+
+    def __post_init__(self) -> None:
+        for name, text in (("filter", self.filter), ("sort key", self.sort)):
+            if len(text) > _LONGEST:
+                raise ConfigError(
+                    f"the {name} is too long",
+                    found=f"{len(text):,} characters",
+                    expected=f"at most {_LONGEST:,}",
+                )
 
     @property
     def is_whole_table(self) -> bool:
@@ -77,6 +95,7 @@ class Listing:
 
     Attributes:
         total: Number of rows of the table.
+        checked: Whether the expressions are known to be valid.
         scanned: Number of rows that have been examined.
         found: Number of rows of the list found so far. Only the first million of them can be read.
         complete: Whether the whole table has been examined.
@@ -86,7 +105,7 @@ class Listing:
     def __init__(self, query: ListQuery, total: int) -> None:
         self.query, self.total = query, total
         self.scanned = self.found = 0
-        self.complete = False
+        self.checked = self.complete = False
         self.error: HexdataError | None = None
         self.requested = time.monotonic()
         self._ids: npt.NDArray[np.int64] = np.empty(0, np.int64)
@@ -158,7 +177,6 @@ class Listings:
         with self._lock:
             listing = self._lists.get(query)
             if listing is None or listing.abandoned:
-                self._check(query)
                 listing = Listing(query, self._store.manifest.counts.get(query.table, 0))
                 self._lists[query] = listing
                 threading.Thread(target=self._make, args=(listing,), daemon=True).start()
@@ -170,6 +188,7 @@ class Listings:
         while not listing.ended and time.monotonic() < deadline:
             time.sleep(0.01)
         if listing.error is not None:
+            self._forget(listing)  # the next request tries again
             raise listing.error
         return listing
 
@@ -180,44 +199,58 @@ class Listings:
             for cursor in self._cursors:
                 cursor.interrupt()
 
-    def _check(self, query: ListQuery) -> None:
+    def _forget(self, listing: Listing) -> None:
+        with self._lock:
+            if self._lists.get(listing.query) is listing:
+                del self._lists[listing.query]
+
+    def _check(self, cursor: DuckDBPyConnection, query: ListQuery) -> None:
         """Check the expressions as ``hexdata sql`` checks a query, which gives the same messages."""
-        with closing(self._con.cursor()) as cursor:
-            start_query(cursor, self._store, f"{query.sql(query.table)} LIMIT 0")
-            for name, text in (("filter", query.filter), ("sort", query.sort)):
-                if text and not _is_expression(cursor, text):
-                    raise ConfigError(f"the {name} is not one expression", found=quote_sql(text))
+        start_query(cursor, self._store, f"{query.sql(query.table)} LIMIT 0")
+        for name, text in (("filter", query.filter), ("sort", query.sort)):
+            if text and not _is_expression(cursor, text):
+                raise ConfigError(f"the {name} is not one expression", found=quote_sql(text))
+        cursor.execute("ROLLBACK")
 
     def _make(self, listing: Listing) -> None:
-        with self._running, closing(self._con.cursor()) as cursor:
+        with closing(self._con.cursor()) as cursor:
             with self._lock:
                 self._cursors.add(cursor)
-            watcher = threading.Thread(target=self._watch, args=(listing, cursor), daemon=True)
-            watcher.start()
+            self._running.acquire()
+            threading.Thread(target=self._watch, args=(listing, cursor), daemon=True).start()
             try:
+                self._check(cursor, listing.query)
+                listing.checked = True
                 for rows, scanned in self._chunks(listing):
                     if self._closed.is_set() or listing.abandoned:
+                        self._forget(listing)
                         raise ConfigError("the list is not needed any more")
                     ids, keys = self._read(cursor, listing.query.sql(rows))
                     listing.add(ids, keys, scanned)
                 listing.complete = True
             except HexdataError as error:
-                listing.error = error
+                listing.error = listing.error or error
             except BaseException as error:  # noqa: BLE001  # the reader must see it, the thread has no caller
                 listing.error = ConfigError("the list cannot be made", found=str(error).partition("\n")[0])
             finally:
                 with self._lock:
                     self._cursors.discard(cursor)
-                    if listing.error is not None and self._lists.get(listing.query) is listing:
-                        del self._lists[listing.query]
-                watcher.join()
 
     def _watch(self, listing: Listing, cursor: DuckDBPyConnection) -> None:
-        """Interrupt the query of a list that nobody asks for."""
+        """Interrupt a list that nobody asks for or whose check takes long; then let another one start."""
+        begun, interrupted = time.monotonic(), None
         while not listing.ended:
-            if listing.abandoned or self._closed.is_set():
+            now = time.monotonic()
+            is_slow = not listing.checked and now - begun > _CHECKING
+            if listing.abandoned or self._closed.is_set() or is_slow:
                 cursor.interrupt()
+                interrupted = interrupted or now
+            if interrupted is not None and now - interrupted > _STUCK:
+                listing.error = ConfigError("computing the filter or the sort key takes too long")
+                if not is_slow:
+                    self._forget(listing)
             time.sleep(0.05)
+        self._running.release()
 
     def _read(
         self, cursor: DuckDBPyConnection, sql: str

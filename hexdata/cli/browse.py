@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -41,6 +42,7 @@ def browse(
     """
     from hexdata.browse import BrowseOptions, browse_store
     from hexdata.cli.render import Output
+    from hexdata.pool import memory_limit
     from hexdata.storage import translate_errors
 
     output = Output(as_json)
@@ -54,7 +56,8 @@ def browse(
 
             webbrowser.open(address)
 
-    with translate_errors(store):
-        browse_store(
-            store, BrowseOptions(port=port, memory=parse_bytes(memory)), ready=ready, note=output.note
-        )
+    options = BrowseOptions(port=port, memory=parse_bytes(memory))
+    with translate_errors(store), memory_limit(options.memory):
+        browse_store(store, options, ready=ready, note=output.note)
+    sys.stdout.flush()
+    os._exit(0)  # a function of a filter that cannot be interrupted would keep the process

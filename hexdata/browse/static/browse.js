@@ -262,6 +262,9 @@ const COLUMNS = {
   positions: "position_id, game_id, position_in_game, total_positions, board, move, policy, value (0: blue wins, 1: red wins), player_to_move (0: blue, 1: red), value_sample_tier, winner, metadata, root_value, visits, weight",
 };
 
+// Whether conditions in the address may run: after a click, or if the user opened the page.
+let trusted = "own" in document.body.dataset;
+
 async function showList(table, facts) {
   const mine = turn, one = table.slice(0, -1), size = table === "games" ? 50 : 24;
   const about = table === "games"
@@ -275,8 +278,11 @@ async function showList(table, facts) {
     el("option", {value: ""}, "smallest first"), el("option", {value: "1", selected: facts.descending === "1"}, "largest first"));
   const submit = (event) => {
     event.preventDefault();
+    const wasTrusted = trusted, before = location.hash;
+    trusted = true;
     location.hash = link({[table]: "", filter: filter.value.trim() || undefined, sort: sort.value.trim() || undefined,
       descending: order.value || undefined});
+    if (!wasTrusted && location.hash === before) show();
   };
   const columns = store.targets.filter((name) => !COLUMNS[table].includes(name));
   const content = el("div", {});
@@ -302,6 +308,10 @@ async function showList(table, facts) {
       if (goTo.value !== "") location.hash = link({[one]: goTo.value});
     }}, el("div", {}, el("label", {for: "goto"}, `Open the ${one} with the number`), goTo), el("button", {type: "submit"}, "Open")));
 
+  if (!trusted && (facts.filter || facts.sort)) {
+    content.replaceChildren(el("p", {class: "wait"}, "Another page or program opened this address. Press Apply to run its condition."));
+    return;
+  }
   const progress = el("progress", {max: 1}), text = el("span", {role: "status"});
   let shown = null;
   for (;;) {

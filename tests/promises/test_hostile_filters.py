@@ -1,0 +1,105 @@
+"""Hostile filters of ``hexdata browse``: memory stays bounded, other lists are made, and Ctrl-C ends it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIMIT = 1_300_000_000
+FILTERS = {
+    "a long constant": "repeat('x',2200000000)='y'",
+    "a list of constants": "len(range(1000000000)) > game_id",
+    "a scan without end": f"(SELECT count(*) FROM {','.join(f'games g{i}' for i in range(7))}) > game_id",
+    "a function without end": "levenshtein(repeat('x',999999),repeat('y',999999))>0",
+    "nested lists": "[" * 3_000 + "1" + "]" * 3_000,
+    "many operators": "1" + "+1" * 3_000,
+    "nested functions": "abs(" * 1_500 + "1" + ")" * 1_500,
+}
+
+
+class Served:
+    """A running ``hexdata browse``."""
+
+    def __init__(self, store: Path, cache: Path) -> None:
+        command = [
+            sys.executable,
+            "-m",
+            "hexdata",
+            "browse",
+            str(store),
+            "--port",
+            "0",
+            "--no-open",
+            "--json",
+        ]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={"HEXDATA_CACHE": str(cache)}
+        )
+        assert self.process.stdout is not None
+        self.address = json.loads(self.process.stdout.readline())["address"]
+
+    def listed(self, condition: str, seconds: float) -> Any:
+        """Return the answer to a filter: a complete list or an error, or None after some seconds."""
+        query = urllib.parse.urlencode({"table": "games", "filter": condition})
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            try:
+                with urllib.request.urlopen(f"{self.address}api/list?{query}", timeout=30) as answer:
+                    content = json.load(answer)
+            except urllib.error.HTTPError as error:
+                with error:
+                    content = json.load(error)
+            if content.get("complete") or "error" in content:
+                return content
+            time.sleep(0.1)
+        return None
+
+    def memory(self) -> int:
+        """Return the largest memory of the process in bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.findall(r"VmHWM:\s*([0-9]+)", status)[0]) << 10
+
+
+@pytest.fixture
+def served(trmph_store: Path, tmp_path: Path) -> Iterator[Served]:
+    """A page of a store."""
+    for library in ("starlette", "uvicorn"):
+        pytest.importorskip(library)
+    if not Path("/proc/self/status").exists():
+        pytest.skip("memory is read from /proc")
+    found = Served(trmph_store, tmp_path)
+    try:
+        yield found
+    finally:
+        found.process.kill()
+        found.process.communicate()
+
+
+def test_hostile_filters_harm_neither_memory_nor_other_lists(served: Served) -> None:
+    assert served.listed("game_id < 3", 30)["found"] == 3
+    for name, condition in FILTERS.items():
+        served.listed(condition, 0.5)
+        assert served.memory() < LIMIT, name
+        assert served.process.poll() is None, name
+    assert served.listed("game_id < 2", 40)["found"] == 2
+    answer = served.listed(FILTERS["a function without end"], 40)
+    assert "error" in answer
+    assert served.memory() < LIMIT
+    served.process.send_signal(signal.SIGINT)
+    assert served.process.wait(20) == 0
+
+
+def test_a_long_filter_is_refused(served: Served) -> None:
+    assert "too long" in served.listed("game_id = 1 OR " * 400 + "true", 30)["error"][0]
