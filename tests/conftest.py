@@ -159,6 +159,8 @@ SLOW_FILES = frozenset(
         "promises/test_endless.py",
         "promises/test_hostile_filters.py",
         "promises/test_small_files.py",
+        "promises/test_changes_under_readers.py",
+        "promises/test_loader_contract.py",
         "pytorch/test_device_loader.py",
         "pytorch/test_device_order.py",
         "pytorch/test_epochs.py",
