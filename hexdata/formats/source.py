@@ -26,7 +26,19 @@ BATCH_ROWS = 8192
 """Maximum number of rows in a raw batch."""
 
 SALVAGEABLE: Final = frozenset(
-    {Reason.TRUNCATED, Reason.CORRUPT_GZIP, Reason.CORRUPT_PICKLE, Reason.CORRUPT_ZIP, Reason.TRAILING_DATA}
+    {
+        Reason.TRUNCATED,
+        Reason.CORRUPT_ARRAY,
+        Reason.CORRUPT_GZIP,
+        Reason.CORRUPT_PICKLE,
+        Reason.CORRUPT_ZIP,
+        Reason.TRAILING_DATA,
+        # A damaged reference of a pickle means another object:
+        Reason.SHARED_PAYLOAD,
+        Reason.UNSAFE_ARRAY,
+        Reason.UNSAFE_CALL,
+        Reason.UNSAFE_DTYPE,
+    }
 )
 """Error codes of damage that leaves the records before it readable."""
 

@@ -55,8 +55,9 @@ Files = dict[str, tuple[bytes, int]]
 
 def positions(*metadata: dict[Any, Any], **top: Any) -> tuple[bytes, int]:
     """Return a file of one sound example, and one with each metadata."""
-    examples = [some_example(0), *(some_example(1) | {"metadata": each} for each in metadata)]
-    return pickle_of(copy.deepcopy({"examples": examples, **top})), len(examples)
+    examples = [some_example(0)]
+    examples += [some_example(1) | {"metadata": copy.deepcopy(each)} for each in metadata]
+    return pickle_of({"examples": examples, **top}), len(examples)
 
 
 def fields(**more: Any) -> tuple[bytes, int]:

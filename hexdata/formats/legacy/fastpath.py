@@ -52,17 +52,15 @@ class ExampleRun(ExamplesPlaceholder):
     count: int
     first: int
     """Memo number of the first object of the first example."""
-    offset: int
-    """Offset of the first example in the pickle."""
 
     def split(self, count: int) -> tuple[ExampleRun, ExampleRun]:
         """Return the first ``count`` examples and the remaining ones as two runs."""
         template = self.template
         size = count * template.length
-        first, offset = self.first + count * template.memoized, self.offset + size
+        first = self.first + count * template.memoized
         return (
-            ExampleRun(template, self.raw[:size], count, self.first, self.offset),
-            ExampleRun(template, self.raw[size:], self.count - count, first, offset),
+            ExampleRun(template, self.raw[:size], count, self.first),
+            ExampleRun(template, self.raw[size:], self.count - count, first),
         )
 
 
@@ -111,15 +109,6 @@ class FastPath:
         start = row * template.length
         rest = _rest(_rows(run.raw[start : start + template.length], template), template)
         return int(_numbers(rest, template, pair[0])[0]), int(_numbers(rest, template, pair[1])[0])
-
-    def verify(self) -> None:
-        """Check that the runs since the last :meth:`clear` do not refer to objects that were dropped.
-
-        Raises:
-            FormatError: "shared-payload": They do.
-        """
-        for run in self._pending:
-            convert_runs([(0, run)], self._memo, self._unpickler.limits)
 
     def clear(self) -> None:
         """Drop the runs so far. Call this after :func:`convert_runs`, which adds their pairs to the memo."""
@@ -192,7 +181,7 @@ class FastPath:
         if start <= unpickler.frame_end < start + len(raw) and isinstance(raw, memoryview):
             within = (unpickler.frame_end - start) % template.length
             unpickler.leave_frame(unpickler.frame_end if within in template.starts else -1)
-        run = ExampleRun(template, raw, count, memo.next, start)
+        run = ExampleRun(template, raw, count, memo.next)
         self._pending.append(run)
         unpickler.stack.append(run)
         unpickler.examples_in_runs += count
@@ -235,11 +224,7 @@ def convert_runs(
             position, run = indexed_runs[int(np.searchsorted(ends, row, "right"))]
             start = (int(indices[row]) - position) * template.length
             raw = bytes(run.raw[start : start + template.length])
-            try:
-                example = read_example(raw, memo.branch(int(firsts[row])), limits)
-            except FormatError as error:
-                error.record = f"byte {run.offset + start}"
-                raise
+            example = read_example(raw, memo.branch(int(firsts[row])), limits)
             others.append((int(indices[row]), example))
         rest, indices = rest[regular], indices[regular]
         boards = boards and boards[regular]
@@ -353,7 +338,7 @@ def _get(memo: Memo, index: int) -> object:
     try:
         return memo.get(index)
     except FormatError:
-        return _DROPPED  # the example is then read opcode by opcode, which raises with its offset
+        return _DROPPED  # the example is then read opcode by opcode, which raises
 
 
 def _same(value: object, other: object) -> bool:

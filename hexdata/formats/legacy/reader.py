@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
+import pyarrow.compute as pc
 
 from hexdata.errors import FormatError
 from hexdata.formats.gunzip import GunzipFile
@@ -40,8 +41,8 @@ class LegacyReader:
 
     Args:
         path: The file.
-        fast: If False, every example is read opcode by opcode, which is slower and has the same result.
-            Default True.
+        fast: If False, every example is read opcode by opcode, which is slower and has the same result. A
+            file with an error is read again in this way. Default True.
         limits: Limits on the resources that the file may use.
         salvage: If True, a damaged file yields the complete examples before the damage instead of raising.
             Default False.
@@ -73,10 +74,13 @@ class LegacyReader:
         self.board_size: int | None = None
         self.header: dict[str, object] = {}
         self._limits = limits
-        self._file = GunzipFile(storage_of(self.path).open(), limits, salvage=salvage)
-        self._unpickler = Unpickler(self._file, limits)
+        self._open(fast=fast)
+
+    def _open(self, *, fast: bool) -> None:
+        self._file = GunzipFile(storage_of(self.path).open(), self._limits, salvage=self._salvage)
+        self._unpickler = Unpickler(self._file, self._limits)
         self._fast = FastPath(self._unpickler) if fast else None
-        self._dialect = Dialect(limits)
+        self._dialect = Dialect(self._limits)
         self._layouts: set[int] = set()
         self._records = 0
 
@@ -104,9 +108,29 @@ class LegacyReader:
             UnsafePickleError: The pickle uses a name, call or opcode that is not allowed.
         """
         try:
-            yield from self._batches()
+            try:
+                yield from self._batches()
+            except FormatError:
+                if self._fast is None:
+                    raise
+                yield from self._read_again(self._records)
         except FormatError as error:
             raise error.at(self.path) from None
+
+    def _read_again(self, done: int) -> Iterator[RawBatch]:
+        """Read the file opcode by opcode, which finds the exact place of damage.
+
+        Args:
+            done: Number of records at the beginning that are not returned.
+        """
+        self.close()
+        self._open(fast=False)
+        for batch in self._batches():
+            rows, rejected = batch.positions, batch.rejected
+            rows = rows.filter(pc.greater_equal(rows.column("record"), done))
+            rejected = [each for each in rejected if each.record >= done]
+            if rows.num_rows or rejected:
+                yield RawBatch(rows, rejected)
 
     def _batches(self) -> Iterator[RawBatch]:
         pending: list[Any] = []
@@ -133,9 +157,7 @@ class LegacyReader:
             if event is Event.BOUNDARY and self._fast is not None:
                 self._fast.advance()
         except FormatError as error:
-            if self._fast is not None:
-                self._fast.verify()  # report an earlier faulty example first
-            if not self._salvage or error.code not in SALVAGEABLE:
+            if self._fast is not None or not self._salvage or error.code not in SALVAGEABLE:
                 raise
             self.damage = error
             return None
