@@ -75,8 +75,7 @@ _MARKS_OF_EXAMPLES: Final = {"examples": "board", "games": "moves"}
 
 def irregular_error() -> FormatError:
     """Return the error for an unsupported use of a run of examples, or of the list of examples."""
-    hint = "Read the file with fast=False."
-    return FormatError("examples nested in each other", code=Reason.IRREGULAR_EXAMPLES, hint=hint)
+    return FormatError("examples nested in each other", code=Reason.IRREGULAR_EXAMPLES)
 
 
 class Unpickler(ReadBuffer):
