@@ -767,7 +767,7 @@ class ConvertRun:
         counts = sum((Counter(own.flags) for own in flags), Counter())
         positions = sum(s.facts.positions for s in sources)
         if unknown:
-            notes = [*notes, without_game(unknown, positions)]
+            self.progress.note(without_game(unknown, positions))
         return ConvertResult(
             sources=len(sources),
             skipped=len(self.skipped),

@@ -372,6 +372,13 @@ def test_positions_without_a_game_are_named_everywhere(tmp_path: Path, run_cli: 
     again = json.loads(run_cli("convert", tmp_path / "in", tmp_path / "again", "--json").stdout)
     assert (again["without_game"], again["games"]) == (expected, len(whole))
 
+    inputs = json.dumps([str(tmp_path / "in")])
+    (tmp_path / "run.toml").write_text(
+        f"store = {json.dumps(str(tmp_path / 'third'))}\n[convert]\ninputs = {inputs}\n"
+    )
+    printed = run_cli("run", tmp_path / "run.toml")
+    assert told in " ".join((printed.stdout + printed.stderr).split())
+
     assert told in " ".join(run_cli("info", store).stdout.split())
     assert json.loads(run_cli("info", store, "--json").stdout)["without_game"] == expected
 
