@@ -246,7 +246,8 @@ def _require_bounded(metadata: pq.FileMetaData, found: pa.Schema) -> None:
         StoreError: A column is larger than any that hexdata writes.
     """
     board = found.get_field_index("board")
-    width = found.field(board).type.byte_width if board >= 0 else board_bytes(MAX_SIZE)
+    is_packed = board >= 0 and pa.types.is_fixed_size_binary(found.field(board).type)
+    width = found.field(board).type.byte_width if is_packed else board_bytes(MAX_SIZE)
     longest = board_size_of(width) ** 2  # a move or a probability for each cell
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for column in map(group.column, range(group.num_columns)):
