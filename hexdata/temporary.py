@@ -39,9 +39,7 @@ def temporary_path(purpose: str, parent: Path | None = None) -> Path:
         purpose: What it contains, in lower-case letters.
         parent: Folder to contain it; None for the system's temporary folder (default).
     """
-    pid = os.getpid()
-    owner = f"{pid}-{process_start(pid)}-{'-'.join(_location())}"
-    name = f"hexdata-{purpose}-{owner}-{os.urandom(8).hex()}"
+    name = f"hexdata-{purpose}-{_owner()}-{os.urandom(8).hex()}"
     return (parent or Path(tempfile.gettempdir())) / name
 
 
@@ -82,6 +80,12 @@ def remove_abandoned(parent: Path | None = None) -> None:
                     else:
                         with suppress(OSError):
                             os.unlink(entry.path)  # noqa: PTH108
+
+
+def _owner() -> str:
+    """Return the part of a name that identifies this process."""
+    pid = os.getpid()
+    return f"{pid}-{process_start(pid)}-{'-'.join(_location())}"
 
 
 def _is_own(entry: os.DirEntry[str]) -> bool:
