@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hexdata.errors import ConfigError
+from hexdata.retry import on_disk
 
 __all__ = ["read_toml"]
 
@@ -18,7 +19,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         ConfigError: The file is missing, unreadable or not valid TOML.
     """
     try:
-        return tomllib.loads(Path(path).read_bytes().decode("utf-8-sig"))
+        return tomllib.loads(on_disk(Path(path).read_bytes).decode("utf-8-sig"))
     except FileNotFoundError as error:
         raise ConfigError("the config does not exist", path=path) from error
     except OSError as error:

@@ -1,34 +1,68 @@
-"""Retries after temporary errors, with growing waits."""
+"""Retries after temporary errors, with growing waits, and the lists of errors of disks."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, ParamSpec, TypeVar
 
 from hexdata.errors import ConfigError
 
-__all__ = ["Attempts", "RetryPolicy", "attempts_of", "copy_attempts", "is_transient", "with_attempts"]
+__all__ = [
+    "DISK_FULL",
+    "TRANSIENT",
+    "Attempts",
+    "RetryPolicy",
+    "attempts_of",
+    "copy_attempts",
+    "error_number",
+    "is_disk_full",
+    "is_transient",
+    "on_disk",
+    "repeats_on_disk",
+    "with_attempts",
+]
 
-_TRANSIENT: Final = (
+DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The disk is full, the quota is used up, or the file has its largest size."""
+_TRANSIENT_NAMES: Final = (
     *("EIO", "EAGAIN", "EBUSY", "EINTR", "ENOLCK", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
     *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "ENOTCONN"),
     *("EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETRESET", "ENETUNREACH"),
 )
+TRANSIENT: Final = tuple(getattr(errno, name) for name in _TRANSIENT_NAMES if hasattr(errno, name))
 """Errors that a loose cable, a busy server or a network failure causes. Not all systems define each name."""
+_ARROW_NUMBER: Final = re.compile(r"\[errno ([0-9]+)\]")
+"""Error number in a message of Arrow, whose exception often has no ``errno``."""
 
 _ATTEMPTS: Final = "attempts_before_giving_up"
 """Attribute of an error that a policy raises, which another process receives with the error."""
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def error_number(error: OSError) -> int | None:
+    """Return the number of a system error, even if only its text has it, as with Arrow; None without one."""
+    if error.errno is not None:
+        return error.errno
+    found = _ARROW_NUMBER.search(str(error))
+    return None if found is None else int(found[1])
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether an error means that the disk is full, the quota is used up or the file is too large."""
+    return error.errno in DISK_FULL
 
 
 def is_transient(error: BaseException) -> bool:
     """Return whether a disk error may disappear on the next attempt."""
-    return isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in _TRANSIENT
+    return isinstance(error, OSError) and error_number(error) in TRANSIENT
 
 
 class Attempts(NamedTuple):
@@ -151,3 +185,28 @@ class RetryPolicy:
         now = time.monotonic()
         next_end = now - begun[0] + pause + now - begun[-1]
         return self.deadline is not None and len(begun) > 1 and next_end > self.deadline
+
+
+_DISK = RetryPolicy(attempts=6, first_wait=0.1)
+"""Retries of one operation on a local disk, for 3 seconds in total. Stages resume after longer failures."""
+
+
+def on_disk(function: Callable[P, T], *arguments: P.args, **keywords: P.kwargs) -> T:
+    """Call a function that opens, reads or writes local files, and call it again after temporary errors.
+
+    Args:
+        function: Function to call; it must allow another call after it has failed.
+        arguments: Its positional arguments.
+        keywords: Its keyword arguments.
+    """
+    return _DISK.call(functools.partial(function, *arguments, **keywords))
+
+
+def repeats_on_disk(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate a function that reads files through a library, so that it is called as by ``on_disk``."""
+
+    @functools.wraps(function)
+    def repeated(*arguments: P.args, **keywords: P.kwargs) -> T:
+        return on_disk(function, *arguments, **keywords)
+
+    return repeated

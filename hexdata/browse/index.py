@@ -25,6 +25,7 @@ from hexdata.board import PASS, RED
 from hexdata.browse.openings import DEPTH, END, UNKNOWN, Openings, write_openings
 from hexdata.errors import StoreError
 from hexdata.progress import Progress
+from hexdata.retry import on_disk
 from hexdata.schema import END_REASONS, SPLITS, SWAPS, table_schema
 from hexdata.storage import cache_folder
 from hexdata.store import Store
@@ -156,7 +157,7 @@ def _read_meta(folder: Path) -> dict[str, Any] | None:
     Its list of files is written last.
     """
     try:
-        meta = json.loads((folder / _META).read_bytes())
+        meta = json.loads(on_disk((folder / _META).read_bytes))
         content: dict[str, Any] = meta["content"]
         if meta["digest"] != _digest(content):
             return None

@@ -15,6 +15,7 @@ from typing import Final
 from hexdata.cards.croissant import store_croissant
 from hexdata.cards.readme import shards_readme, store_readme
 from hexdata.errors import HexdataError
+from hexdata.retry import on_disk
 from hexdata.storage import add_path_to_disk_full, storage_of
 from hexdata.store import Store
 from hexdata.store.files import canonical_json, write_bytes
@@ -55,14 +56,14 @@ def write_cards(store: Store) -> None:
 def _cards(store: Store, folder: Path) -> Iterator[tuple[str, bytes]]:
     manifest = store.manifest
     yield "README.md", store_readme(manifest).encode()
-    digest = hashlib.sha256((folder / MANIFEST_NAME).read_bytes()).hexdigest()
+    digest = hashlib.sha256(on_disk((folder / MANIFEST_NAME).read_bytes)).hexdigest()
     yield "croissant.json", canonical_json(store_croissant(manifest, digest))
     if "export" in manifest.stages:
         yield "shards/README.md", shards_readme(manifest).encode()
 
 
 def _write(path: Path, content: bytes) -> None:
-    found = path.read_bytes() if path.exists() else None
+    found = on_disk(path.read_bytes) if path.exists() else None
     if found == content or (found is not None and _MARK not in found):
         return
     with add_path_to_disk_full(path):

@@ -43,7 +43,7 @@ from hexdata.games.findings import (
     game_findings,
 )
 from hexdata.schema import GAME_FORMATS, is_legacy_format
-from hexdata.storage import AnyPath, add_path_to_error, storage_of, translate_errors
+from hexdata.storage import AnyPath, storage_of, translate_errors
 from hexdata.store.files import digest_beginning, digest_file, read_bounded, write_bytes
 from hexdata.strict_json import AtMost, Count, HexDigest, Matching, Within, check_value, parse_json
 from hexdata.text import encodable
@@ -217,10 +217,10 @@ class Spool:
         """
         path = self.folder / f"{table}.arrow"
         try:
-            opened = pa.input_stream(storage_of(path).source(), compression=None)
+            opened = storage_of(path).open()
         except FileNotFoundError:
             return
-        with add_path_to_error(path), opened as source:
+        with opened as source:
             names = pa.ipc.open_file(source).schema.names
             fields = [names.index(name) for name in columns or names]
             with pa.ipc.open_file(

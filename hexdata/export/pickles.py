@@ -28,7 +28,7 @@ from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.shards.position_check import check_positions
-from hexdata.storage import AnyPath, add_path_to_error, storage_of
+from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
 from hexdata.store.files import FileFacts
 from hexdata.store.integrity import require_buckets
@@ -284,10 +284,8 @@ class _ShuffledFile(_PickleFile):
         """Return the games with the schema ``_GAMES``; row i is the game with id i. A row has 12 bytes."""
         listed = []
         for path in self.games:
-            with add_path_to_error(path):
-                part = pq.read_table(
-                    storage_of(path).source(), columns=_GAMES.names, read_dictionary=["winner", "origin"]
-                )
+            with storage_of(path).open() as file:
+                part = pq.read_table(file, columns=_GAMES.names, read_dictionary=["winner", "origin"])
             listed.append(part.cast(_GAMES))
         return pa.concat_tables([_GAMES.empty_table(), *listed]).unify_dictionaries().combine_chunks()
 

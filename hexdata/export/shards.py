@@ -22,6 +22,7 @@ from hexdata.errors import ConfigError, StoreError
 from hexdata.export.run import ExportFile, ExportRun
 from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
+from hexdata.retry import repeats_on_disk
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shards.block_check import find_bad_row
 from hexdata.shards.blocks import Block, block_fields, columns_to_block
@@ -509,6 +510,7 @@ class _ShardExport(ExportRun):
         return block_fields(self.board_size, any(self._policies.values()), self.targets)
 
     @cached_property
+    @repeats_on_disk
     def _policies(self) -> dict[str, int]:
         """Return the number of positions with a policy that is not one-hot, by split.
 

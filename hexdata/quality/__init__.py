@@ -11,8 +11,9 @@ from typing import Any, Final
 from hexdata.pool import default_workers
 from hexdata.quality.assess import MAX_GAME_SHARE, assess_split
 from hexdata.quality.figures import BucketFigures, Figure, Quality
-from hexdata.quality.measure import SPLIT, measure_split
+from hexdata.quality.measure import SPLIT, SplitMeasures, measure_split
 from hexdata.quality.theory import DEVIATIONS
+from hexdata.retry import repeats_on_disk
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
@@ -55,10 +56,11 @@ def measure_quality(
         return None
     choices: dict[str, Any] = lineage["choices"]
     by_bucket = choices.get("assign") == "game" or "stratify_by" in choices
-    with (
-        translate_disk_full(target.path),
-        translate_temporary_disk_full(),
-        duckdb_session(memory=memory, threads=threads or default_workers(), store=target.path) as con,
-    ):
-        measured = measure_split(target, con, by_bucket=by_bucket)
-    return assess_split(measured, choices)
+
+    @repeats_on_disk
+    def measure() -> SplitMeasures:
+        with duckdb_session(memory=memory, threads=threads or default_workers(), store=target.path) as con:
+            return measure_split(target, con, by_bucket=by_bucket)
+
+    with translate_disk_full(target.path), translate_temporary_disk_full():
+        return assess_split(measure(), choices)

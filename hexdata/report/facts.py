@@ -10,6 +10,7 @@ from hexdata import __version__
 from hexdata.progress import Progress
 from hexdata.quality import Quality, measure_quality
 from hexdata.report.spread import Spread, spread_of
+from hexdata.retry import repeats_on_disk
 from hexdata.sql import SqlLimits, named_query, open_catalog
 from hexdata.storage import AnyPath
 from hexdata.store import Store
@@ -110,6 +111,7 @@ class ReportFacts:
         return next((row for row in self.tables["splits"] if row["split"] == name and row["games"]), None)
 
 
+@repeats_on_disk
 def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) -> ReportFacts:
     """Compute all numbers of the report. The store is only read.
 

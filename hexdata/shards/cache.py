@@ -13,7 +13,6 @@ Files left by killed processes are removed when space is next needed.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from hexdata.errors import BudgetError, StoreError
+from hexdata.retry import is_disk_full
 from hexdata.shards.manifest import ShardEntry
 from hexdata.shards.sources import (
     WHOLE_FILE,
@@ -44,7 +44,6 @@ __all__ = ["CacheFullError", "CachedSource", "ShardCache"]
 _CHUNK: Final = 1 << 20
 _CACHE_FILE: Final = re.compile(r"([0-9a-f]{64})\.(tar|part)")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
-_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CacheFullError(BudgetError):
@@ -289,7 +288,7 @@ class ShardCache:
         try:
             yield
         except OSError as error:
-            if error.errno in _DISK_FULL:
+            if is_disk_full(error):
                 raise BudgetError(
                     "the disk of the shard cache is full",
                     path=self.folder,

@@ -15,6 +15,7 @@ from hexdata.engine import LOCAL
 from hexdata.engine.protocol import Machines
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION, sort_key
+from hexdata.retry import repeats_on_disk
 from hexdata.schema import positions_schema
 from hexdata.selection import ALL_GAMES, Placement, Selection, select
 from hexdata.shuffle.layout import (
@@ -118,6 +119,7 @@ def _requested_lineage(store: Store, options: ShuffleOptions) -> dict[str, Any]:
     }
 
 
+@repeats_on_disk
 def prepare(
     store: Store,
     options: ShuffleOptions,

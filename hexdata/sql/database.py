@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from hexdata.errors import HexdataError
+from hexdata.retry import on_disk, repeats_on_disk
 from hexdata.sql.views import catalog_statements, create_catalog
 from hexdata.storage import add_path_to_disk_full, storage_of
 from hexdata.store import Store
@@ -72,10 +73,11 @@ def _write(store: Store, published: Path) -> None:
             _contents[statements] = content
         if len(_contents) > _MAX_CONTENTS:
             _contents.pop(next(iter(_contents)), None)
-    if not published.is_file() or published.read_bytes() != content:
+    if not published.is_file() or on_disk(published.read_bytes) != content:
         write_bytes(published, content)
 
 
+@repeats_on_disk
 def _create(store: Store, statements: tuple[str, ...]) -> bytes:
     """Return the content of the file with these views and macros."""
     with (

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Final
 
 import pyarrow as pa
 
 from hexdata.errors import HexdataError
+from hexdata.retry import on_disk
 from hexdata.sql.catalog import open_catalog
 from hexdata.sql.check import check_query, query_error
 from hexdata.sql.named import named_query
@@ -91,8 +93,8 @@ def run_query(
     opened = Store.open(store)
     of_caller: OSError | None = None
     try:
-        with translate_disk_full(opened.path), open_catalog(opened, memory=memory, threads=threads) as con:
-            result = start_query(con, opened, query)
+        with translate_disk_full(opened.path), ExitStack() as stack:
+            result = on_disk(_begin, stack, opened, query, memory, threads)
             try:
                 yield result
             except OSError as error:
@@ -102,6 +104,16 @@ def run_query(
         if of_caller is not None and error.__cause__ is of_caller:
             raise of_caller from None
         raise
+
+
+def _begin(stack: ExitStack, store: Store, query: str, memory: int, threads: int | None) -> QueryResult:
+    """Open a session on a stack and run a query until its first rows. An error leaves nothing open."""
+    with ExitStack() as attempt:
+        con = attempt.enter_context(open_catalog(store, memory=memory, threads=threads))
+        result = start_query(con, store, query)
+        first = list(islice(result.batches, 1))
+        stack.enter_context(attempt.pop_all())
+    return replace(result, batches=chain(first, result.batches))
 
 
 def start_query(con: DuckDBPyConnection, store: Store, query: str) -> QueryResult:

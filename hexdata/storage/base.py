@@ -172,10 +172,6 @@ class Storage(ABC):
     def local(self) -> Path | None:
         """The path, if libraries can open it themselves; None for an object."""
 
-    def source(self) -> Path | BufferedReader:
-        """Return what a library reads the file from: the path of a local file, or the opened object."""
-        return self.local or self.open()
-
     @abstractmethod
     def read_range(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop) of the file, or fewer if it is shorter."""

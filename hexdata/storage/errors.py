@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from hexdata.errors import HexdataError, StoreError, without_secrets
-from hexdata.retry import copy_attempts, with_attempts
+from hexdata.retry import copy_attempts, error_number, is_disk_full, with_attempts
 from hexdata.storage.retry import SendTimeoutError, answer_of, code_of, is_invalid_endpoint, is_temporary
 
 __all__ = [
@@ -26,10 +25,6 @@ __all__ = [
     "is_fault",
     "translate_errors",
 ]
-
-_ARROW_NUMBER: Final = re.compile(r"\[errno ([0-9]+)\]")
-"""Error number in a message of Arrow, whose exception often has no ``errno``."""
-_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Changed(Exception):  # noqa: N818 - a signal, not an error
@@ -149,19 +144,6 @@ _CLIENTS: Final = ("aiobotocore", "aiohttp", "botocore")
 _LIBRARIES: Final = (*_CLIENTS, "adlfs", "azure", "gcsfs", "google", "s3fs")
 """Libraries whose exceptions are faults of an object store."""
 _LONGEST: Final = 300
-
-
-def is_disk_full(error: OSError) -> bool:
-    """Return whether an error means that the disk is full, the quota is used up or the file is too large."""
-    return error.errno in _DISK_FULL
-
-
-def error_number(error: OSError) -> int | None:
-    """Return the number of a system error, even if only its text has it, as with Arrow; None without one."""
-    if error.errno is not None:
-        return error.errno
-    found = _ARROW_NUMBER.search(str(error))
-    return None if found is None else int(found[1])
 
 
 @contextmanager

@@ -7,21 +7,25 @@ import io
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+from hexdata.retry import on_disk
 from hexdata.storage.base import HashingFile, HeldLock, Storage, Tagged
 from hexdata.storage.errors import add_path_to_disk_full, add_path_to_error
 from hexdata.storage.local_files import (
+    create_file,
     make_folder,
     open_file,
     open_in_place,
     refuse_links,
+    sync_file,
     sync_folder,
     walk_once,
 )
@@ -45,51 +49,51 @@ class LocalStorage(Storage):
 
     def exists(self) -> bool:
         """Return whether the file or folder exists."""
-        return self.path.exists()
+        return _status(self.path) is not None
 
     def size(self) -> int | None:
         """Return the size of the file in bytes, or None if there is no such file."""
-        return self.path.stat().st_size if self.path.is_file() else None
+        status = _status(self.path)
+        return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
 
     def is_folder(self) -> bool:
         """Return whether the path is a folder, which no file can replace."""
-        return self.path.is_dir()
+        status = _status(self.path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     def version(self) -> str:
         """Return the size and the modification time; empty if the file does not exist."""
-        try:
-            status = self.path.stat()
-        except FileNotFoundError:
-            return ""
-        return f"{status.st_size} {status.st_mtime_ns}"
+        status = _status(self.path)
+        return "" if status is None else f"{status.st_size} {status.st_mtime_ns}"
 
     def files(self) -> dict[str, int]:
         """Return the sizes in bytes of all files below the folder, by relative name, sorted."""
-        if self.path.is_file():
-            return {"": self.path.stat().st_size}
+        return on_disk(self._files)
+
+    def _files(self) -> dict[str, int]:
+        if (size := self.size()) is not None:
+            return {"": size}
         paths = [
             folder / name
             for folder, _, names in walk_once(self.path, onerror=_raise_unless_missing)
             for name in names
         ]
-        sizes = {
-            path.relative_to(self.path).as_posix(): path.stat().st_size for path in paths if path.is_file()
-        }
-        return dict(sorted(sizes.items()))
+        sizes = {path.relative_to(self.path).as_posix(): LocalStorage(path).size() for path in paths}
+        return dict(sorted((name, size) for name, size in sizes.items() if size is not None))
 
     def names(self) -> list[str]:
         """Return the names directly in the folder, sorted; none if it does not exist or cannot be listed."""
         try:
-            return sorted(path.name for path in self.path.iterdir())
+            return sorted(on_disk(os.listdir, self.path))
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return []
 
     def free_space(self) -> int:
         """Return the free space in bytes on the disk. The path need not exist."""
         path = self.path.absolute()
-        while not path.exists():
+        while not LocalStorage(path).exists():
             path = path.parent
-        return shutil.disk_usage(path).free
+        return on_disk(shutil.disk_usage, path).free
 
     def work_path(self, name: str, purpose: str) -> Path:  # noqa: ARG002
         """Return the path ``name`` below the folder."""
@@ -128,15 +132,16 @@ class LocalStorage(Storage):
         make_folder(path.parent)
         temporary = path.with_name(f".{path.name}.{int.from_bytes(os.urandom(6))}{_TEMPORARY_SUFFIX}")
         try:
-            with add_path_to_disk_full(path), temporary.open("xb") as opened:  # "x" follows no link
+            with add_path_to_disk_full(path), create_file(temporary) as opened:
                 with HashingFile(opened, path) as file:  # closed while it can still be flushed
                     yield file
                 if sync:
                     with add_path_to_error(path):
-                        os.fsync(opened.fileno())
-            temporary.replace(path)
+                        sync_file(opened, file.sha256)
+            on_disk(temporary.replace, path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):  # which would hide the error
+                temporary.unlink()
             raise
         if sync:
             sync_folder(path.parent)
@@ -148,25 +153,20 @@ class LocalStorage(Storage):
 
     def append(self, line: bytes, *, max_bytes: int) -> None:  # noqa: ARG002
         """Append a line to a small log file with a single write. ``max_bytes`` has no effect."""
-        if not self.path.parent.is_dir():
-            self.path.parent.mkdir(exist_ok=True)
+        on_disk(self.path.parent.mkdir, exist_ok=True)
         with open_in_place(self.path) as file, add_path_to_error(self.path):
-            file.write(line)
+            on_disk(file.write, line)
 
     def extend(self, data: bytes, size: int) -> bool:
         """Replace everything after the first ``size`` bytes of a file by ``data``, and sync it."""
         try:
-            status = self.path.lstat()
+            status = on_disk(self.path.lstat)
         except FileNotFoundError:
             return False
         if status.st_size < size or status.st_nlink > 1:
             return False
         with open_in_place(self.path) as file, add_path_to_error(self.path):
-            file.truncate(size)
-            rest = memoryview(data)
-            while rest:
-                rest = rest[file.write(rest) :]
-            os.fsync(file.fileno())
+            on_disk(_replace_end, file, size, data)
         return True
 
     @contextmanager
@@ -183,7 +183,7 @@ class LocalStorage(Storage):
 
     def remove(self, before_request: Callable[[], None] = lambda: None) -> None:  # noqa: ARG002
         """Remove the file if it exists."""
-        self.path.unlink(missing_ok=True)
+        on_disk(self.path.unlink, missing_ok=True)
 
     def remove_tree(
         self,
@@ -193,9 +193,9 @@ class LocalStorage(Storage):
         known: Iterable[str] = (),  # noqa: ARG002
     ) -> None:
         """Remove the folder and its contents if it exists. Unless ``durable``, errors are ignored."""
-        if self.path.is_dir():  # rmtree would block on a pipe
+        if self.is_folder():  # rmtree would block on a pipe
             if durable:
-                _remove_folder(self.path)
+                on_disk(_remove_folder, self.path)
             else:
                 shutil.rmtree(self.path, ignore_errors=True)
         if durable and self.path.parent.is_dir():
@@ -203,6 +203,9 @@ class LocalStorage(Storage):
 
     def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:
         """Remove the temporary files that killed processes left in the folder."""
+        on_disk(self._remove_unfinished, folders)
+
+    def _remove_unfinished(self, folders: Iterable[str] | None) -> None:
         pattern = f".*{_TEMPORARY_SUFFIX}"
         found = [self.path.rglob(pattern)]
         if folders is not None:
@@ -223,6 +226,27 @@ class LocalStorage(Storage):
     def is_temporary(self, error: BaseException) -> bool:  # noqa: ARG002
         """Return False: an error of a disk concerns the file."""
         return False
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Return the properties of a file or folder; None if there is none or a link leads nowhere."""
+    try:
+        return on_disk(path.stat)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the latter for a name with a zero byte
+        return None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return None
+
+
+def _replace_end(file: io.FileIO, size: int, data: bytes) -> None:
+    """Replace everything after the first ``size`` bytes of a file, and sync it."""
+    file.truncate(size)
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+    os.fsync(file.fileno())
 
 
 def _do_nothing() -> None:

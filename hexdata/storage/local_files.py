@@ -3,63 +3,140 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hexdata import system
 from hexdata.errors import StoreError
+from hexdata.retry import is_transient, on_disk
 from hexdata.storage.errors import add_path_to_error
 
-__all__ = ["make_folder", "open_file", "open_in_place", "refuse_links", "sync_folder", "walk_once"]
+__all__ = [
+    "create_file",
+    "make_folder",
+    "open_file",
+    "open_in_place",
+    "refuse_links",
+    "sync_file",
+    "sync_folder",
+    "walk_once",
+]
+
+_BLOCK: Final = 1 << 20
+"""Bytes that are written again at once."""
 
 
 def open_file(path: Path) -> BufferedReader:
     """Open a local file for reading. Rejects pipes and devices, which may block or never end.
 
+    Opening and reading are tried again after temporary errors.
+
     Raises:
         OSError: The file cannot be opened or is not a regular file.
     """
+    return BufferedReader(on_disk(_open_regular, path))
+
+
+def _open_regular(path: Path) -> _NamedFile:
     kind = path.stat().st_mode
     if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # open() raises its own error for a folder
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
-    return BufferedReader(_NamedFile(path))
+    return _NamedFile(path)
+
+
+def create_file(path: Path) -> BufferedWriter:
+    """Create a local file for writing. Writing is tried again after temporary errors.
+
+    Raises:
+        FileExistsError: There is a file or a link of this name.
+    """
+    return BufferedWriter(on_disk(_NamedFile, path, "xb"))
+
+
+def sync_file(file: BufferedWriter, sha256: str) -> None:
+    """Sync a file that was created here, and try again after temporary errors.
+
+    Linux takes pages that it could not write for written, so all are written again before the next attempt.
+
+    Args:
+        file: The open file.
+        sha256: SHA-256 of its content, in hexadecimal.
+    """
+
+    def attempt() -> None:
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:
+            if is_transient(error):
+                _write_again(file, sha256)
+            raise
+
+    on_disk(attempt)
+
+
+def _write_again(file: BufferedWriter, sha256: str) -> None:
+    digest = hashlib.sha256()
+    with open_file(Path(file.name)) as written:
+        file.seek(0)
+        while block := written.read(_BLOCK):
+            digest.update(block)
+            file.write(block)
+    file.flush()
+    if digest.hexdigest() != sha256:
+        raise StoreError("the disk returns other bytes than were written", path=file.name)
 
 
 class _NamedFile(io.FileIO):
-    """A file opened for reading whose errors name it."""
+    """A file whose errors name it, and whose reads and writes are tried again after temporary errors."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, mode: str = "rb") -> None:
+        super().__init__(path, mode)
         self._path = path
 
-    def readinto(self, buffer: Any) -> int | None:
+    def readinto(self, buffer: Any) -> int:
         """Read into a writable buffer; return the number of bytes, 0 at the end."""
         with add_path_to_error(self._path):
-            return super().readinto(buffer)
+            return on_disk(_never_none, super().readinto, buffer)
 
     def readall(self) -> bytes:
         """Read up to the end."""
+        data, block = bytearray(), memoryview(bytearray(_BLOCK))
+        while count := self.readinto(block):
+            data += block[:count]
+        return bytes(data)
+
+    def write(self, data: Any) -> int:
+        """Write some bytes and return their number."""
         with add_path_to_error(self._path):
-            return super().readall()
+            return on_disk(_never_none, super().write, data)
+
+
+def _never_none(operation: Callable[[Any], int | None], buffer: Any) -> int:
+    """Return the result of reading or writing; raise the error EAGAIN, for which Python returns None."""
+    count = operation(buffer)
+    if count is None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return count
 
 
 def make_folder(folder: Path) -> None:
     """Create a folder and its missing parents so that they survive a power failure."""
     if not folder.is_dir():
         make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
+        on_disk(folder.mkdir, exist_ok=True)
         sync_folder(folder.parent)
 
 
 def sync_folder(folder: Path) -> None:
     """Sync ``folder`` so that a new name in it survives a power failure."""
     with add_path_to_error(folder):
-        system.sync_folder(folder)
+        on_disk(system.sync_folder, folder)
 
 
 def open_in_place(path: Path) -> io.FileIO:
@@ -70,7 +147,7 @@ def open_in_place(path: Path) -> io.FileIO:
     """
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | system.OPEN_IN_PLACE
     try:
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = on_disk(os.open, path, flags, 0o666)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise
@@ -111,7 +188,7 @@ def refuse_links(store: Path, folders: Iterable[str]) -> None:
 
 def _refuse_links_in(folder: Path, *, files: bool = True, below: bool = True) -> None:
     try:
-        entries = list(os.scandir(folder))
+        entries = on_disk(lambda: list(os.scandir(folder)))
     except FileNotFoundError:
         return
     for entry in entries:

@@ -6,6 +6,7 @@ is a lease: an object that names the writing process and must be renewed regular
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from hexdata.errors import StoreError, StoreLockedError
-from hexdata.retry import attempts_of
+from hexdata.retry import attempts_of, on_disk
 from hexdata.storage.address import AnyPath
 from hexdata.storage.base import Changed, Storage
 from hexdata.storage.errors import add_path_to_error
@@ -54,15 +55,19 @@ def kernel_lock(path: Path, store: AnyPath, stage: str) -> Iterator[None]:
     """
     with open_in_place(path) as file:
         with add_path_to_error(path):
-            try:
-                lock_file(file)
-            except BlockingIOError as error:
-                raise _locked_error(store, _read_holder(path)) from error
-            file.truncate(0)
-            file.write(json.dumps({"pid": os.getpid(), "stage": stage}).encode())
+            on_disk(_take_lock, file, path, store)
+            on_disk(file.truncate, 0)
+            on_disk(file.write, json.dumps({"pid": os.getpid(), "stage": stage}).encode())
         yield
         with suppress(OSError):  # the kernel releases the lock; the content is only for messages
             file.truncate(0)
+
+
+def _take_lock(file: io.FileIO, path: Path, store: AnyPath) -> None:
+    try:
+        lock_file(file)
+    except BlockingIOError as error:
+        raise _locked_error(store, _read_holder(path)) from error
 
 
 def _locked_error(store: AnyPath, holder: str) -> StoreLockedError:

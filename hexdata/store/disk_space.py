@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from hexdata.errors import BudgetError, StoreError
+from hexdata.retry import is_transient
 from hexdata.storage import AnyPath, error_number, is_address, is_disk_full, is_fault, storage_of
 from hexdata.units import format_bytes
 
@@ -28,8 +29,6 @@ __all__ = [
 
 _RUN_AGAIN: Final = "Free disk space and run the command again. It continues where it stopped."
 """Hint for an interrupted stage."""
-_FAILING: Final = ("EBUSY", "EINTR", "EIO", "ENODEV", "ENOTCONN", "EREMOTEIO", "ESTALE", "ETIMEDOUT")
-"""Errors of a disk, or of its connection, that does not work now."""
 _HINTS: Final = {
     "EROFS": "Mount the disk for writing, or copy the store to a writable disk, and run the command again.",
     "EMFILE": "Raise the limit of open files (`ulimit -n`) and run the command again.",
@@ -41,14 +40,11 @@ _HINTS: Final = {
         ("EEXIST", "EINVAL", "EISDIR", "ELOOP", "ENOTDIR"),
         "Something else has the name of a file or folder of hexdata. Move it and run the command again.",
     ),
-    **dict.fromkeys(
-        ("EAGAIN", "ENXIO", *_FAILING),
-        "Check the disk and its connection and run the command again.",
-    ),
 }
 """Hints for disk errors other than a full disk."""
-_FAILURES: Final = frozenset(("EMFILE", "ENFILE", *_FAILING))
-"""Errors on reading that say nothing about the file."""
+_FAILURES: Final = (errno.EMFILE, errno.ENFILE, errno.ENODEV)
+"""Errors on reading that say nothing about the file, besides temporary ones."""
+_CHECK_DISK: Final = "Check the disk and its connection and run the command again."
 _TEMPORARY: Final = (
     "Free disk space there, or set TMPDIR to a folder on another disk, and run the command again."
 )
@@ -113,7 +109,9 @@ def translate_temporary_disk_full() -> Iterator[None]:
 
 def disk_error_hint(error: OSError) -> str | None:
     """Return what to do about a disk error other than a full disk; None for other errors."""
-    return _HINTS.get(errno.errorcode.get(error_number(error) or 0, ""))
+    number = error_number(error) or 0
+    is_of_disk = is_transient(error) or number in (errno.ENODEV, errno.ENXIO)
+    return _HINTS.get(errno.errorcode.get(number, ""), _CHECK_DISK if is_of_disk else None)
 
 
 def is_disk_failure(error: OSError) -> bool:
@@ -121,7 +119,7 @@ def is_disk_failure(error: OSError) -> bool:
 
     A missing file, a broken link or a file without permission is no such failure.
     """
-    return errno.errorcode.get(error_number(error) or 0) in _FAILURES
+    return is_transient(error) or error_number(error) in _FAILURES
 
 
 def system_message(error: OSError) -> str:

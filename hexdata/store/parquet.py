@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from hexdata.board import MAX_SIZE
 from hexdata.errors import StoreError
 from hexdata.schema import board_bytes, board_size_of, is_target
-from hexdata.storage import AnyPath, HashingFile, add_path_to_error, error_number, storage_of
+from hexdata.storage import AnyPath, HashingFile, error_number, storage_of
 from hexdata.store.columns import convert_columns
 from hexdata.store.files import FileFacts
 
@@ -52,8 +52,6 @@ _MEAN_TEXT: Final = 1 << 10
 _MAX_CHUNK: Final = 128 << 20
 _MAX_ENCODED: Final = 4 * MAX_SIZE * MAX_SIZE
 """Maximum encoded bytes of a column of a row group: in all, and in addition for the policy of each row."""
-_ARROW_READ_ERRORS: Final = ("reading bytes from file", "open local file")
-"""Texts of Arrow's errors on reading a file, which name no file."""
 _SPOOLED_BYTES: Final = 64 << 20
 """Size above which the copy of an object is written to a temporary file."""
 _DAMAGE_HINT: Final = (
@@ -211,7 +209,11 @@ def open_parquet(
     """
     try:
         with ExitStack() as stack:
-            source = storage_of(path).source() if facts is None else _open_checked(path, facts, stack)
+            source = (
+                stack.enter_context(storage_of(path).open())
+                if facts is None
+                else _open_checked(path, facts, stack)
+            )
             with pq.ParquetFile(source) as file:
                 found, metadata = file.schema_arrow, file.metadata
             _require_bounded(metadata, found)
@@ -227,9 +229,6 @@ def open_parquet(
         raise
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the latter in damaged column names
         if not _is_damage(error):
-            if any(text in str(error) for text in _ARROW_READ_ERRORS):
-                with add_path_to_error(path):
-                    raise
             raise
         raise StoreError(
             "a file of the store is missing or damaged",

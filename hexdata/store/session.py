@@ -17,6 +17,7 @@ import duckdb
 from duckdb import DuckDBPyConnection
 
 from hexdata.errors import BudgetError, StoreError
+from hexdata.retry import DISK_FULL, TRANSIENT
 from hexdata.storage import AnyPath, storage_of
 from hexdata.system import before_fork
 from hexdata.temporary import temporary_folder
@@ -50,15 +51,6 @@ _OUT_OF_MEMORY: Final = "Out of Memory Error"
 """Start of DuckDB's out-of-memory message in any type of exception."""
 _SPILL_SETTING: Final = "max_temp_directory_size"
 """Setting that DuckDB names when it cannot spill more. By default a tenth of the free disk stays unused."""
-_DISK_ERROR_CODES: Final = tuple(
-    getattr(errno, name)
-    for name in (
-        *("ENOSPC", "EDQUOT", "EFBIG", "EIO", "EAGAIN", "EBUSY", "EINTR", "ESTALE", "ETIMEDOUT"),
-        "EREMOTEIO",
-    )
-    if hasattr(errno, name)
-)
-"""Numbers of the disk errors that DuckDB reports only as text."""
 _FILE_IN_TEXT: Final = re.compile(r'file "([^"]+)"')
 """The file in such a text."""
 _DUCKDB_ERROR: Final = re.compile("[A-Z][A-Za-z ]* Error: ")
@@ -326,7 +318,7 @@ def _disk_error_code(error: Exception) -> int | None:
     """Return the error number of a disk error that DuckDB reports as text; None for other errors."""
     if not (isinstance(error, _DISK_EXCEPTIONS) or (isinstance(error, OSError) and error.errno is None)):
         return None
-    return next((code for code in _DISK_ERROR_CODES if os.strerror(code) in str(error)), None)
+    return next((code for code in (*DISK_FULL, *TRANSIENT) if os.strerror(code) in str(error)), None)
 
 
 def _disk_error(code: int, error: Exception, temporary: str) -> OSError:

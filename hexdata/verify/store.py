@@ -17,6 +17,7 @@ from hexdata.engine.protocol import DIGEST_MEMORY
 from hexdata.errors import BudgetError, EngineError, HexdataError, StoreLockedError, VerifyError
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
+from hexdata.retry import on_disk
 from hexdata.storage import AnyPath, client_memory, is_fault, storage_of
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
@@ -208,7 +209,7 @@ class _Verification:
     def _check(self, name: str, check: Callable[[], str]) -> bool:
         try:
             with translate_disk_full(self.store.path), translate_temporary_disk_full():
-                result = Check(name, True, check())
+                result = Check(name, True, on_disk(check))
         except (BudgetError, EngineError):
             raise  # these errors do not concern the store
         except (HexdataError, OSError, pa.ArrowException) as error:

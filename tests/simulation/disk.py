@@ -74,9 +74,9 @@ from tests.simulation.replay import (  # noqa: E402
 from tests.simulation.sharing import Group, share_tasks  # noqa: E402
 
 SHIM: Final = Path(__file__).with_name("shim.c")
-ERRORS: Final = {"eio": 1, "enospc": 2, "eintr": 3, "short": 4}
+ERRORS: Final = {"eio": 1, "enospc": 2, "eintr": 3, "short": 4, "estale": 5, "etimedout": 6, "eagain": 7}
 LASTING: Final = ("eio-lasting", "enospc-lasting")
-FAULTS: Final = (*ERRORS, *LASTING, *CRASHES)
+FAULTS: Final = (*("eio", "enospc", "eintr", "short"), *LASTING, *CRASHES)
 UNNOTICED: Final = ("eintr", "short")
 """Errors after which a run should repeat the operation."""
 SEEDED: Final = ("torn", "disordered")

@@ -22,7 +22,8 @@ disk_start() is called. Calls on files outside of the folder pass unchanged. */
 #include <unistd.h>
 
 enum kind { OPEN = 1, CREATE, READ, WRITE, TRUNCATE, SYNC, RENAME, LINK, SYMLINK, UNLINK, RMDIR, MKDIR, LIST };
-enum fault { NONE, EIO_FAULT, ENOSPC_FAULT, EINTR_FAULT, SHORT_FAULT };
+enum fault { NONE, EIO_FAULT, ENOSPC_FAULT, EINTR_FAULT, SHORT_FAULT, ESTALE_FAULT, ETIMEDOUT_FAULT, EAGAIN_FAULT };
+static const int error_of[] = {0, EIO, ENOSPC, EINTR, EIO, ESTALE, ETIMEDOUT, EAGAIN};
 
 struct record {
     uint8_t kind, is_folder, failed, pad;
@@ -139,7 +140,7 @@ static int path_of(int file, char *out) {
 
 static int allows(enum kind kind) {
     int fault = state->fault;
-    if (fault == EIO_FAULT) return 1;
+    if (fault == EIO_FAULT || fault >= ESTALE_FAULT) return 1;
     if (fault == ENOSPC_FAULT)
         return kind == CREATE || kind == WRITE || kind == MKDIR || kind == RENAME || kind == SYNC || kind == LINK;
     if (fault == EINTR_FAULT)
@@ -179,7 +180,7 @@ static int begin(enum kind kind, const char *path) {
     } else if (state->at < 0 || number < state->at || (number > state->at && !state->lasting) || !allows(kind))
         return NONE;
     state->injected++;
-    errno = state->fault == ENOSPC_FAULT ? ENOSPC : state->fault == EINTR_FAULT ? EINTR : EIO;
+    errno = error_of[state->fault];
     return state->fault;
 }
 

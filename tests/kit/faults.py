@@ -1,0 +1,75 @@
+"""Runs a command on a disk whose operations fail once, or fail always, below Python, Arrow and DuckDB.
+
+    LD_PRELOAD=shim.so python -m tests.kit.faults FOLDER COMMAND ERROR [--lasting] [--every N]
+
+The operations of an undisturbed run are divided by their kind and by the kind of their file. Of each group,
+one operation fails, in a run of its own. Prints one line of JSON for each run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from hexdata import retry
+from tests.simulation.disk import ERRORS, Simulation, _Plan, _Shim, published, run_in
+from tests.simulation.replay import Operation, read_tree, write_tree
+
+TEMPORARY: Final = {"eio": "eio", "estale": "estale", "etimedout": "etimedout", "eagain": "eagain"}
+NUMBERS: Final = re.compile("[0-9]+|[0-9a-f]{16,}|t[0-9]{7}")
+
+
+def groups(operations: list[Operation]) -> dict[tuple[str, str], list[Operation]]:
+    """Return operations by their kind and by the path without numbers."""
+    found: dict[tuple[str, str], list[Operation]] = {}
+    for operation in operations:
+        if not operation.failed:
+            found.setdefault((operation.kind, NUMBERS.sub("N", operation.path)), []).append(operation)
+    return found
+
+
+def run_with_fault(simulation: Simulation, folder: Path, at: int, error: str) -> dict[str, Any]:
+    """Run a command whose operation ``at`` fails, and return how it ended and what is different."""
+    write_tree(simulation.start, folder)
+
+    def action() -> None:
+        retry._DISK = dataclasses.replace(retry._DISK, first_wait=0.0)
+        _Shim().arm(at, error)
+        simulation.action()
+
+    outcome = run_in(folder, action, _Plan())
+    same = published(read_tree(folder)) == published(simulation.end)
+    return {"ending": outcome.ending, "faults": outcome.faults, "same": same, "text": outcome.text}
+
+
+def runs(command: str, error: str, folder: Path, every: int) -> Iterator[dict[str, Any]]:
+    """Run a command once for each group of operations; yield the group and how the run ended."""
+    simulation = Simulation(command, "small", folder / "simulation")
+    work = folder / "work"
+    work.mkdir()
+    for (kind, path), operations in list(groups(simulation.operations).items())[::every]:
+        chosen = operations[len(operations) // 2]
+        yield {"kind": kind, "path": path, **run_with_fault(simulation, work, chosen.number, error)}
+
+
+def main() -> None:
+    """Run the command with each fault."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("command")
+    parser.add_argument("error", choices=[*ERRORS, "eio-lasting"])
+    parser.add_argument("--every", type=int, default=1)
+    given = parser.parse_args()
+    for run in runs(given.command, given.error, given.folder, given.every):
+        sys.stdout.write(json.dumps(run) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
