@@ -24,6 +24,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, settings
 
+from hexdata import retry as retries
 from hexdata.board import pack_boards
 from hexdata.cards import CARDS
 from hexdata.cli import main
@@ -158,6 +159,7 @@ SLOW_FILES = frozenset(
         "promises/test_canary.py",
         "promises/test_endless.py",
         "promises/test_hostile_filters.py",
+        "promises/test_temporary_errors.py",
         "promises/test_small_files.py",
         "promises/test_changes_under_readers.py",
         "promises/test_loader_contract.py",
@@ -312,6 +314,14 @@ def no_waits_for_the_disk() -> Iterator[None]:
     """Skip the syncs of this process, which wait some milliseconds each for what no test can observe."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(os, "fsync", os.fstat)  # which refuses a closed file too
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waits_before_attempts() -> Iterator[None]:
+    """Repeat operations on local disks in this process without a wait."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(retries, "_DISK", replace(retries._DISK, first_wait=0.0))
         yield
 
 

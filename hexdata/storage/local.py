@@ -132,7 +132,7 @@ class LocalStorage(Storage):
         make_folder(path.parent)
         temporary = path.with_name(f".{path.name}.{int.from_bytes(os.urandom(6))}{_TEMPORARY_SUFFIX}")
         try:
-            with add_path_to_disk_full(path), create_file(temporary) as opened:
+            with add_path_to_disk_full(path), create_file(temporary, path) as opened:
                 with HashingFile(opened, path) as file:  # closed while it can still be flushed
                     yield file
                 if sync:

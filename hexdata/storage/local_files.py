@@ -50,13 +50,17 @@ def _open_regular(path: Path) -> _NamedFile:
     return _NamedFile(path)
 
 
-def create_file(path: Path) -> BufferedWriter:
+def create_file(path: Path, final: Path) -> BufferedWriter:
     """Create a local file for writing. Writing is tried again after temporary errors.
+
+    Args:
+        path: Path of the file.
+        final: Path that it will be renamed to, for errors of writing.
 
     Raises:
         FileExistsError: There is a file or a link of this name.
     """
-    return BufferedWriter(on_disk(_NamedFile, path, "xb"))
+    return BufferedWriter(on_disk(_NamedFile, path, "xb", final))
 
 
 def sync_file(file: BufferedWriter, sha256: str) -> None:
@@ -95,9 +99,9 @@ def _write_again(file: BufferedWriter, sha256: str) -> None:
 class _NamedFile(io.FileIO):
     """A file whose errors name it, and whose reads and writes are tried again after temporary errors."""
 
-    def __init__(self, path: Path, mode: str = "rb") -> None:
+    def __init__(self, path: Path, mode: str = "rb", shown: Path | None = None) -> None:
         super().__init__(path, mode)
-        self._path = path
+        self._path = shown or path
 
     def readinto(self, buffer: Any) -> int:
         """Read into a writable buffer; return the number of bytes, 0 at the end."""

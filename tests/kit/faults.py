@@ -1,6 +1,6 @@
 """Runs a command on a disk whose operations fail once, or fail always, below Python, Arrow and DuckDB.
 
-    LD_PRELOAD=shim.so python -m tests.kit.faults FOLDER COMMAND ERROR [--lasting] [--every N]
+    LD_PRELOAD=shim.so python -m tests.kit.faults FOLDER COMMAND ERROR [--every N]
 
 The operations of an undisturbed run are divided by their kind and by the kind of their file. Of each group,
 one operation fails, in a run of its own. Prints one line of JSON for each run.
@@ -18,23 +18,33 @@ from pathlib import Path
 from typing import Any, Final
 
 from hexdata import retry
-from tests.simulation.disk import ERRORS, Simulation, _Plan, _Shim, published, run_in
-from tests.simulation.replay import Operation, read_tree, write_tree
+from tests.simulation.disk import (
+    _REACHED,
+    ERRORS,
+    Simulation,
+    _Plan,
+    _Shim,
+    published,
+    run_in,
+)
+from tests.simulation.replay import KINDS, Operation, read_tree, write_tree
 
-TEMPORARY: Final = {"eio": "eio", "estale": "estale", "etimedout": "etimedout", "eagain": "eagain"}
-NUMBERS: Final = re.compile("[0-9]+|[0-9a-f]{16,}|t[0-9]{7}")
+TEMPORARY: Final = ("eio", "estale", "etimedout", "eagain")
+"""Errors that a repetition may not meet again."""
+_NUMBERS: Final = re.compile("[0-9]+|[0-9a-f]{16,}|t[0-9]{7}")
 
 
-def groups(operations: list[Operation]) -> dict[tuple[str, str], list[Operation]]:
-    """Return operations by their kind and by the path without numbers."""
+def _groups(operations: list[Operation], error: str) -> dict[tuple[str, str], list[Operation]]:
+    """Return the operations that an error may concern, by their kind and by the path without numbers."""
+    reached = _REACHED.get(error, KINDS)
     found: dict[tuple[str, str], list[Operation]] = {}
     for operation in operations:
-        if not operation.failed:
-            found.setdefault((operation.kind, NUMBERS.sub("N", operation.path)), []).append(operation)
+        if not operation.failed and operation.kind in reached:
+            found.setdefault((operation.kind, _NUMBERS.sub("N", operation.path)), []).append(operation)
     return found
 
 
-def run_with_fault(simulation: Simulation, folder: Path, at: int, error: str) -> dict[str, Any]:
+def _run_with_fault(simulation: Simulation, folder: Path, at: int, error: str) -> dict[str, Any]:
     """Run a command whose operation ``at`` fails, and return how it ended and what is different."""
     write_tree(simulation.start, folder)
 
@@ -53,9 +63,9 @@ def runs(command: str, error: str, folder: Path, every: int) -> Iterator[dict[st
     simulation = Simulation(command, "small", folder / "simulation")
     work = folder / "work"
     work.mkdir()
-    for (kind, path), operations in list(groups(simulation.operations).items())[::every]:
+    for (kind, path), operations in list(_groups(simulation.operations, error).items())[::every]:
         chosen = operations[len(operations) // 2]
-        yield {"kind": kind, "path": path, **run_with_fault(simulation, work, chosen.number, error)}
+        yield {"kind": kind, "path": path, **_run_with_fault(simulation, work, chosen.number, error)}
 
 
 def main() -> None:

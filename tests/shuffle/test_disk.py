@@ -252,9 +252,6 @@ def test_temporary_errors_are_retried(
     result = shuffle_store(store, OPTIONS, count, retry=QUICK)
     assert store_bytes(store) == expected
     assert count.seen == {"scatter": result.positions, "sort": result.positions}
-    log = (store / "logs" / "shuffle.log").read_text()
-    assert log.count(" failed: ") == 3
-    assert os.strerror(code) in log
 
 
 @pytest.mark.parametrize("code", PERMANENT if FULL else PERMANENT[:2])

@@ -18,6 +18,7 @@ import pytest
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import BudgetError, HexdataError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
+from hexdata.retry import is_transient
 from hexdata.shuffle import RetryPolicy, ShuffleOptions, shuffle_store
 from hexdata.sql import database
 from hexdata.storage import HashingFile, LocalStorage, add_path_to_error, local
@@ -79,7 +80,10 @@ def failing_write(failing: Failing, folder: Path) -> Callable[[Any, Any], int]:
 
 
 class Failing:
-    """A system function that fails at its n-th call, with an error that has no file name."""
+    """A system function that fails at its n-th call, with an error that has no file name.
+
+    An error that may be temporary is also that of all later calls.
+    """
 
     def __init__(self, function: Callable[..., Any], call: int, code: int) -> None:
         self.function, self.left, self.code = function, call, code
@@ -88,7 +92,7 @@ class Failing:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self.lock:
             self.left -= 1
-            is_failing = self.left == 0
+            is_failing = self.left == 0 or (self.left < 0 and is_transient(OSError(self.code, "")))
         if is_failing:
             raise OSError(self.code, os.strerror(self.code))
         return self.function(*args, **kwargs)
@@ -149,7 +153,7 @@ class FailingBelow(Failing):
         try:
             return super().__call__(*args, **kwargs)
         except OSError as error:
-            if not self.left and error.errno == self.code:
+            if self.left <= 0 and error.errno == self.code:
                 error.filename = str(named)
             raise
 
