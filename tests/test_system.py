@@ -103,8 +103,9 @@ for module in pkgutil.walk_packages(hexdata.__path__, "hexdata.", onerror=lambda
 from hexdata import system
 
 system.psutil = types.SimpleNamespace(
-    Process=lambda: types.SimpleNamespace(memory_info=lambda: types.SimpleNamespace(peak_wset=1)),
-    pid_exists=psutil.pid_exists)
+    Process=lambda pid=None: types.SimpleNamespace(
+        memory_info=lambda: types.SimpleNamespace(peak_wset=1), create_time=lambda: 1.0),
+    Error=psutil.Error, pid_exists=psutil.pid_exists)
 from hexdata import Loader
 from hexdata.errors import StoreLockedError
 from hexdata.convert import convert_sources, ConvertOptions

@@ -182,11 +182,11 @@ def test_the_next_command_removes_what_a_killed_one_left(
     assert workplace.left() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT"])
 def test_a_closed_terminal_ends_a_command_as_ctrl_c_does(
-    number: signal.Signals, workplace: Workplace, stopped: Callable[..., subprocess.Popen[bytes]]
+    name: str, workplace: Workplace, stopped: Callable[..., subprocess.Popen[bytes]]
 ) -> None:
-    process = stopped(*LONG)
+    process, number = stopped(*LONG), signal.Signals[name]
     process.send_signal(number)
     process.send_signal(signal.SIGCONT)
     assert process.wait(60) == 128 + number
@@ -266,9 +266,10 @@ def test_files_of_another_container_are_kept(
     assert workplace.left() == files
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_semaphores_of_workers_are_removed(number: signal.Signals, workplace: Workplace) -> None:
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_semaphores_of_workers_are_removed(name: str, workplace: Workplace) -> None:
     """They are files in a folder that all processes of the machine share."""
+    number = signal.Signals[name]
     process = workplace.start(CONVERT)
     main = psutil.Process(process.pid)
     while len(main.children()) < 2:  # of the processes that are started, the first removes semaphores
