@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,7 @@ from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
 
-__all__ = ["Delivery", "Loader"]
+__all__ = ["Delivery", "Loader", "refuse_index"]
 
 _Read = TypeVar("_Read")
 
@@ -81,6 +81,19 @@ class Delivery(NamedTuple):
     """Ids of the positions of the batch, without padding: int64, at most (B,)."""
     batch: Batch
     """The batch."""
+
+
+def refuse_index(loader: object, index: object) -> NoReturn:
+    """Raise the error of ``loader[index]``, which a DataLoader of PyTorch would call.
+
+    Raises:
+        ConfigError: Always.
+    """
+    raise ConfigError(
+        "a loader delivers its batches in order, and has none at an index",
+        found=f"{type(loader).__name__}[{index}]",
+        hint="For PyTorch, use hexdata.torch.TorchLoader(loader, num_workers=2) in place of a DataLoader.",
+    )
 
 
 class Loader:
@@ -346,6 +359,8 @@ class Loader:
         reads the shards.
         """
         return {shard: sum(map(len, rows)) for shard, rows in self._skipped.items() if rows}
+
+    __getitem__ = refuse_index
 
     def __len__(self) -> int:
         """Return the number of batches of the epoch, which is the same for every rank.

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from hexdata.batch import Batch
 from hexdata.checks import as_tuple, check_count, check_same_options, check_versions
 from hexdata.errors import ConfigError
-from hexdata.loader.loader import Delivery, Loader
+from hexdata.loader.loader import Delivery, Loader, refuse_index
 from hexdata.loader.options import MAX_EPOCH, RankedOptions
 from hexdata.loader.transform import TransformFunction, make_transform
 from hexdata.order import ORDER_VERSION, Permutation, derive_key
@@ -266,6 +266,8 @@ class Mixture:
 
     def __repr__(self) -> str:
         return f"Mixture({self._loaders!r}, weights={self.options.weights!r}, seed={self.options.seed})"
+
+    __getitem__ = refuse_index
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, which is the same for every rank."""

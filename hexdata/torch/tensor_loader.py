@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.loader import Loader, Mixture
+from hexdata.loader.loader import refuse_index
 from hexdata.torch.dataset import RankedLoader
 from hexdata.torch.tensors import TensorBatch
 
@@ -95,6 +96,8 @@ class TensorLoader(RankedLoader[_Source], ABC, Generic[_Delivery, _Source]):
         The numbers of ranks and workers may differ from those of the run that saved the state.
         """
         self.loader.load_state_dict(state)
+
+    __getitem__ = refuse_index
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, which is the same for every rank."""

@@ -21,7 +21,7 @@ import pytest
 
 from hexdata.errors import ConfigError, FormatError
 from hexdata.export import ExportOptions, export_shards
-from hexdata.loader import Loader
+from hexdata.loader import Loader, Mixture
 from hexdata.loader.checkpoint import combine_digests
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from tests.pairs import FULL
@@ -317,6 +317,34 @@ def test_a_dataset_with_workers_has_no_state(shards):
     dataset.load_state_dict({**state, "batch": 3, "epoch_digest": None})
     assert dataset.state_dict()["batch"] == 3
     assert ids_of(data_loader(dataset, 2)) == epochs_of(shards, 1)[0][3:]
+
+
+# --- a DataLoader of one's own --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize(
+    "make",
+    [
+        make_loader,
+        lambda shards: Mixture([make_loader(shards)], weights=(1,), batch_size=10),
+        lambda shards: TorchLoader(make_loader(shards)),
+    ],
+    ids=["Loader", "Mixture", "TorchLoader"],
+)
+def test_a_data_loader_of_a_loader_names_what_to_use(shards, make, batch_size, workers):
+    batches = DataLoader(make(shards), batch_size=batch_size, num_workers=workers)
+    with pytest.raises(ConfigError, match=r"hexdata\.torch\.TorchLoader"):
+        next(iter(batches))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("pin_memory", [None, True, False])
+def test_without_cuda_nothing_is_pinned(shards, monkeypatch, workers, pin_memory):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    loader = TorchLoader(make_loader(shards), num_workers=workers, pin_memory=pin_memory)
+    assert ids_of(loader) == epochs_of(shards, 1)[0]
 
 
 # --- ranks ----------------------------------------------------------------------------------------------
