@@ -200,3 +200,17 @@ def test_a_board_is_saved_as_png(tab: Tab) -> None:
     assert name == "game-7-ply-5.png"
     assert address.startswith("blob:")
     assert [text for text in tab.browser.complaints() if "Security" in text] == []
+
+
+def test_a_filter_that_another_site_opens_runs_only_after_a_click(tab: Tab, tmp_path: Path) -> None:
+    link = f"{tab._page.address}#games=&filter=game_id%20%3E%3D%2043"
+    other = tmp_path / "other.html"
+    other.write_text(f"<title>x</title><a id=link href='{link}'>games</a>", encoding="utf-8")
+    tab.browser.open_address(other.as_uri())
+    tab.browser.run("document.getElementById('link').click()")
+    tab.wait_for("return location.protocol === 'http:'")
+    tab.wait_for(READY)
+    assert tab.browser.run("return document.querySelectorAll('tbody tr').length") == 0
+    assert "Press Apply" in tab.browser.run("return document.querySelector('main').textContent")
+    tab.browser.run("document.querySelector('button.main').click()")
+    tab.wait_for("return document.querySelectorAll('tbody tr').length === 2")
