@@ -8,25 +8,20 @@ from typing import Final, Literal
 
 import pyarrow.compute as pc
 
+from hexdata.errors import StoreError
 from hexdata.schema import SCHEMA_VERSION, SPLITS
 from hexdata.storage import AnyPath, storage_of
-from hexdata.store import Store, store_argument
+from hexdata.store import STAGES, Store
+from hexdata.store.commands import command_line, stage_command
 from hexdata.store.disk_space import translate_disk_full
-from hexdata.store.integrity import find_damage, rebuild_commands, stage_command
+from hexdata.store.integrity import find_damage, rebuild_commands
 from hexdata.store.journal import read_journal
+from hexdata.store.manifest import MANIFEST_NAME, Manifest
 from hexdata.store.parquet import read_parquet
 from hexdata.text import without_game
 
 __all__ = ["StageInfo", "StoreInfo", "store_info"]
 
-_FOLDERS: Final = {
-    "convert": ("games", "positions", "sources", "rejected"),
-    "shuffle": ("shuffled",),
-    "export": ("shards",),
-    "pickles-original": ("pickles/original",),
-    "pickles-shuffled": ("pickles/shuffled",),
-}
-"""Folders that each stage writes, relative to the store."""
 _INPUT_STAGE: Final = {"export": "shuffle", "pickles-shuffled": "shuffle"}
 """The stage whose output a stage reads, for stages that do not read the tables of convert."""
 
@@ -105,17 +100,28 @@ def store_info(store: str | AnyPath) -> StoreInfo:
         ConfigError: ``store`` is not a path or a valid address.
         StoreError: There is no store, its manifest cannot be read, or the disk fails.
     """
-    opened = Store.open(store)
+    opened = _open(store)
     with translate_disk_full(opened.path):
         return _describe(opened)
 
 
+def _open(store: str | AnyPath) -> Store:
+    """Open a store, or a folder in which the first ``convert`` was interrupted before it wrote a manifest."""
+    try:
+        return Store.open(store)
+    except StoreError:
+        started = Store(store, Manifest())
+        if started.unfinished("convert") is None or storage_of(started.path / MANIFEST_NAME).exists():
+            raise
+        return started
+
+
 def _describe(opened: Store) -> StoreInfo:
     manifest = opened.manifest
-    missing = {stage: _missing(opened, folders) for stage, folders in _FOLDERS.items()}
+    missing = {stage: _missing(opened, folders) for stage, folders in STAGES.items()}
     missing["convert"] = sorted({*missing["convert"], *_altered_games(opened)})
     finished = {entry.stage: entry.finished for entry in read_journal(opened.path)}
-    stages = [_stage(opened, stage, bool(missing[stage]), finished.get(stage)) for stage in _FOLDERS]
+    stages = [_stage(opened, stage, bool(missing[stage]), finished.get(stage)) for stage in STAGES]
     writer = storage_of(opened.path).find_writer()
     unknown = None if missing["convert"] else opened.count_without_game()
     notes = _notes(opened, stages, writer)
@@ -152,11 +158,11 @@ def _altered_games(store: Store) -> list[str]:
 
 def _stage(store: Store, stage: str, damaged: bool, finished: str | None) -> StageInfo:
     lineage = store.manifest.stages.get(stage)
-    files = [facts for folder in _FOLDERS[stage] for facts in store.manifest.files_in(folder).values()]
+    files = [facts for folder in STAGES[stage] for facts in store.manifest.files_in(folder).values()]
     state: Literal["complete", "outdated", "not run", "interrupted", "damaged"] = "complete"
     if damaged:
         state = "damaged"
-    elif storage_of(store.work / stage).names():
+    elif store.unfinished(stage) is not None:
         state = "interrupted"
     elif lineage is None:
         state = "not run"
@@ -172,7 +178,7 @@ def _stage(store: Store, stage: str, damaged: bool, finished: str | None) -> Sta
         files=len(files),
         bytes=sum(facts.bytes for facts in files),
         finished=finished if lineage is not None else None,
-        command=None if lineage is None else stage_command(stage, lineage, str(store.path)),
+        command=None if lineage is None else stage_command(stage, lineage, store.path),
     )
 
 
@@ -204,26 +210,25 @@ def _notes(store: Store, stages: list[StageInfo], writer: str | None) -> list[st
 
 
 def _steps(store: Store, stages: list[StageInfo], missing: dict[str, list[str]]) -> list[tuple[str, str]]:
-    path, states = store_argument(store.path), {stage.stage: stage.state for stage in stages}
-    steps = [("List all damaged files", f"hexdata verify {path}")] if any(missing.values()) else []
+    path, states = store.path, {stage.stage: stage.state for stage in stages}
+    steps = [("List all damaged files", command_line("verify", path))] if any(missing.values()) else []
     for stage, state in states.items():
         if state == "damaged":
             steps += [
                 (f"Write the files of {stage} again", c) for c in rebuild_commands(store, missing[stage])
             ]
         elif state in ("interrupted", "outdated"):
-            again = stage_command(stage, store.manifest.stages.get(stage, {}), str(store.path))
             purpose = "Finish" if state == "interrupted" else "Repeat"
-            steps.append((f"{purpose} {stage}, with the same options", again))
+            steps.append((f"{purpose} {stage}, with the same options", store.next_command(stage)))
         if state == "damaged" and stage == "convert":
             return steps
     if not store.manifest.counts.get("positions"):
-        return steps or [("Convert your files", f"hexdata convert INPUT... {path}")]
-    steps.append(("Look at the games", f"hexdata browse {path}"))
+        return steps or [("Convert your files", store.next_command("convert"))]
+    steps.append(("Look at the games", command_line("browse", path)))
     if states["shuffle"] == "not run":
-        steps.append(("Shuffle, to write shards", f"hexdata shuffle {path}"))
+        steps.append(("Shuffle, to write shards", store.next_command("shuffle")))
     elif states["shuffle"] == "complete" and states["export"] == "not run":
-        steps.append(("Write shards", f"hexdata export {path}"))
+        steps.append(("Write shards", store.next_command("export")))
     elif states["export"] == "complete":
-        steps.append(("Check all files and the shuffle", f"hexdata verify {path}"))
-    return [*steps, ("Train from it", f"hexdata load {path}")]
+        steps.append(("Check all files and the shuffle", command_line("verify", path)))
+    return [*steps, ("Train from it", command_line("load", path))]

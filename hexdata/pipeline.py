@@ -27,7 +27,8 @@ from hexdata.report import Verdict, require_libraries, write_report
 from hexdata.shuffle import ShuffleOptions, ShuffleResult, shuffle_store
 from hexdata.sql import SqlLimits
 from hexdata.storage import as_path, local_path, storage_of, translate_errors
-from hexdata.store import Store, store_argument
+from hexdata.store import Store
+from hexdata.store.commands import command_line
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.strict_json import shortened
@@ -297,7 +298,7 @@ def demo_config(
             "the folder of a demo cannot be a store",
             path=root,
             expected="a new folder; the demo puts its store into the subfolder store",
-            hint=f"Choose another folder. `hexdata info {store_argument(root)}` shows what is in this store.",
+            hint=f"Choose another folder. `{command_line('info', root)}` shows what is in this store.",
         )
     legacy = str(root / "legacy")
     return Config(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.errors import StoreError
+from hexdata.errors import ConfigError, StoreError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.info import StoreInfo, store_info
+from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from tests.cli.test_cli import hexdata_run
@@ -98,13 +100,38 @@ def test_missing_files_come_first(
 
 
 def test_an_interrupted_stage_is_finished_first(trmph_store: Path, copy_store: CopyStore) -> None:
-    store = copy_store(trmph_store)
-    work = Path(str(Store.open(store).work)) / "shuffle"
-    work.mkdir(parents=True)
-    (work / "ledger").touch()
+    store, options = copy_store(trmph_store), ShuffleOptions(seed=77, buckets=2, where="move > 3", threads=1)
+    with pytest.raises(KeyboardInterrupt):
+        shuffle_store(store, options, Stop())
     facts = store_info(store)
     assert states(facts) == {"convert": "complete", "shuffle": "interrupted"}
-    assert commands(facts)[0] == "hexdata shuffle STORE"
+    words = shlex.split(commands(facts)[0])
+    assert words[:3] == ["hexdata", "shuffle", "STORE"]
+    given = dict(zip(words[3::2], words[4::2], strict=True))
+    assert given == {"--seed": "77", "--buckets": "2", "--where": "move > 3", "--threads": "1"}
+    with pytest.raises(ConfigError):
+        shuffle_store(store, ShuffleOptions(where="no_such_column > 3"))
+    assert commands(store_info(store)) == commands(facts)
+    assert hexdata_run("shuffle", store, *words[3:]).status == 0
+    assert states(store_info(store)) == {"convert": "complete", "shuffle": "complete"}
+
+
+class Stop(Silent):
+    """A user who presses Ctrl-C in the middle of a shuffle."""
+
+    def advance(self, amount: int) -> None:
+        if amount:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("loss", ["rejected", "sizes", "shares"])
+def test_a_refused_first_convert_leaves_no_folder(tmp_path: Path, loss: str) -> None:
+    (tmp_path / "a.trmph").write_text("#5,a1b2c3 b\n" + ("#5,a1zz b\n" if loss == "rejected" else ""))
+    (tmp_path / "b.trmph").write_text("#7,a1b2c3 b\n" if loss == "sizes" else "#5,c3b2 r\n")
+    options = ("--val", "2") if loss == "shares" else ("--val", "0")
+    files = (tmp_path / "a.trmph", tmp_path / "b.trmph")
+    assert hexdata_run("convert", *files, tmp_path / "store", *options).status
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.trmph", "b.trmph"]
 
 
 def test_a_process_that_writes_is_named(trmph_store: Path, copy_store: CopyStore) -> None:

@@ -39,6 +39,17 @@ def export(
             rich_help_panel="Options of --format pickle",
         ),
     ] = None,
+    level: Annotated[
+        int | None,
+        typer.Option(
+            "--level",
+            metavar="N",
+            min=1,
+            max=9,
+            help="Compression level of gzip. Default: 6.",
+            rich_help_panel="Options of --format pickle",
+        ),
+    ] = None,
     shard_size: Annotated[
         int | None,
         typer.Option(
@@ -77,6 +88,14 @@ def export(
             rich_help_panel=_SHARDS,
         ),
     ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            help="Remove the present files of this format and order before the new ones are written, if the "
+            "disk cannot hold both.",
+        ),
+    ] = False,
     workers: Workers = None,
     memory: Memory = "1GB",
     engine: EngineName = "local",
@@ -85,23 +104,26 @@ def export(
 ) -> None:
     """Write tar shards for training, or legacy pickles.
 
+    They replace the present ones of the store when all of them are complete.
+
     Examples:
         hexdata export store
         hexdata export store --shard-size 65536
         hexdata export store --format pickle --order original
     """
-    pickle_options = _given(order=order)
+    pickle_options = _given(order=order, level=level)
     shard_options = _given(
         shard_size=shard_size, block_size=block_size, layout=layout, free_buckets=free_buckets or None
     )
     if to == "pickle":
         _refuse(shard_options, to)
+        pickle_options["replace"] = replace
         _export_pickles(store, pickle_options, workers, memory, (engine, address), as_json)
         return
     _refuse(pickle_options, to)
     from hexdata.export import ExportOptions, export_shards
 
-    options = ExportOptions(**shard_options, workers=workers, memory=parse_bytes(memory))
+    options = ExportOptions(**shard_options, replace=replace, workers=workers, memory=parse_bytes(memory))
     with command(as_json, store) as (output, bar), using_engine(engine, address) as runner:
         result = export_shards(store, options, bar, engine=runner)
     if output.print_json(result):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from hexdata.cli.app import Address, EngineName, Json, Memory, Seed, Store, Threads, command, using_engine
+from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Threads, command, using_engine
 from hexdata.text import printable
 from hexdata.units import format_bytes, parse_bytes
 
@@ -29,7 +29,16 @@ _SHOWN_CHARACTERS: Final = 60
 
 def shuffle(
     store: Store,
-    seed: Seed = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed",
+            metavar="N",
+            help="Random seed. The same seed gives the same order. Default: the seed of the present shuffle, "
+            "or 0.",
+            show_default=False,
+        ),
+    ] = None,
     buckets: Annotated[
         int | None,
         typer.Option(
@@ -112,13 +121,22 @@ def shuffle(
         bool,
         typer.Option("--dry-run", help="Print the plan with its memory, disk space and time; write nothing."),
     ] = False,
+    replace: Annotated[
+        bool,
+        typer.Option(
+            "--replace",
+            help="Remove another shuffle of the store, and the shards and pickles made from it, before this "
+            "one is written, if the disk cannot hold both.",
+        ),
+    ] = False,
     engine: EngineName = "local",
     address: Address = None,
     as_json: Json = False,
 ) -> None:
     """Shuffle the positions of a store in a seeded order.
 
-    The shuffle is global and works on disk, within the memory limit.
+    The shuffle is global and works on disk, within the memory limit. It replaces another shuffle of the store
+    when it is complete; shards and pickles stay until they are exported again.
 
     Examples:
         hexdata shuffle store --seed 1
@@ -139,6 +157,7 @@ def shuffle(
         buckets=buckets,
         memory=parse_bytes(memory),
         threads=threads,
+        replace=replace,
     )
     with command(as_json, store) as (output, bar):
         if dry_run:
@@ -242,6 +261,7 @@ def _show_plan(output: Output, plan: ShufflePlan) -> None:
     if plan.disk_freed:
         disk += f" and {format_bytes(plan.disk_freed)} in the replaced shuffle"
     facts = {
+        **({} if plan.replaces is None else {"replaces": plan.replaces}),
         "work": work,
         "threads": limits,
         "row groups": f"{plan.row_group_rows:,} rows",

@@ -20,6 +20,7 @@ from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath, as_path
 from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
+from hexdata.store.commands import RunRecord
 from hexdata.store.journal import journaled
 
 __all__ = ["ConvertOptions", "ConvertResult", "convert_sources"]
@@ -66,7 +67,8 @@ def convert_sources(
     listed = [as_path(path) for path in given]
     target = Store.open_or_create(store, shares_work=engine.machines.separate)
     files = find_sources(listed, target.path)
-    with target.writing("convert"), journaled(target.path, "convert") as watched:
+    run = RunRecord.of(options, listed)
+    with target.writing("convert", run), journaled(target.path, "convert") as watched:
         engine.require(listed, target.path)
         before = target.manifest.total_bytes
         with arrow_system_memory():

@@ -33,7 +33,7 @@ from hexdata.storage import (
 )
 from hexdata.store.disk_space import disk_error_hint, is_disk_failure, system_message
 from hexdata.store.files import digest_beginning, digest_file
-from hexdata.store.manifest import is_store_folder
+from hexdata.store.location import classify
 from hexdata.text import encodable, lines_by_cause
 
 __all__ = [
@@ -203,7 +203,7 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> InputFiles:
 
 
 def _hint_without_files(folder: AnyPath) -> str:
-    if isinstance(folder, Path) and is_store_folder(folder):
+    if isinstance(folder, Path) and classify(folder).kind == "store":
         return "This folder is a store: pass the files or folders from which it was converted."
     return "Pass a file with another name by its own path."
 

@@ -67,6 +67,7 @@ from hexdata.schema import is_legacy_format, rejected_schema, sources_schema
 from hexdata.storage import AnyPath, client_memory, storage_of
 from hexdata.store import Store
 from hexdata.store.arrow_memory import release_memory
+from hexdata.store.commands import RunRecord, command_line
 from hexdata.store.files import FileFacts
 from hexdata.store.integrity import find_damage, rebuild_hint, require_intact
 from hexdata.store.ledger import Ledger
@@ -74,7 +75,7 @@ from hexdata.store.manifest import StoreFile
 from hexdata.store.parquet import read_parquet, write_parquet
 from hexdata.store.stage_log import StageLog
 from hexdata.strict_json import parse_metadata
-from hexdata.text import count_of, lines_by_cause, shell_word, without_game
+from hexdata.text import count_of, lines_by_cause, without_game
 
 __all__ = ["ConvertRun"]
 
@@ -423,13 +424,11 @@ class ConvertRun:
         stored = self.store.manifest.board_size
         positions = {n: sum(s.facts.positions for s in by_size[n]) for n in sorted(by_size)}
         main = stored or max(positions, key=lambda n: positions[n])
-        inputs = [shell_word(str(path)) for path in self.inputs[:_MAX_INPUTS]]
-        inputs = inputs if len(self.inputs) <= _MAX_INPUTS else ["INPUT..."]
+        options = RunRecord.of(self.options).options
         commands = []
         for n in sorted({*positions, main}):
             store = str(self.store.path) if n == main else f"{self.store.path}-{n}x{n}"
-            words = ["hexdata convert", *inputs, shell_word(store), f"--board-size {n}"]
-            commands.append(" ".join(words))
+            commands.append(command_line("convert", *self.inputs, store, **options | {"board_size": n}))
         found = ", ".join(f"{n} x {n}" for n in positions)
         if stored:
             found += f"; in the store, {stored} x {stored}"
@@ -570,8 +569,7 @@ class ConvertRun:
         if _reject_rate(readable) > limit:
             hints.append(
                 "Check the files, and move those that contain no positions out of the inputs. If the loss is "
-                "acceptable, raise --max-reject-rate and run the command again; files that were read are "
-                "not read again."
+                "acceptable, raise --max-reject-rate."
             )
         read = [s for s in sources if s.facts.failure is None]
         records, rejected = sum(s.facts.records for s in read), sum(s.facts.rejected for s in read)
@@ -829,8 +827,6 @@ def _spool(folder: AnyPath, facts: SpoolFacts) -> Spool:
     return Spool(folder).cut if facts.cut else Spool(folder)
 
 
-_MAX_INPUTS: Final = 3
-"""Maximum number of inputs in a command that an error message shows."""
 _MAX_LISTED: Final = 3
 """Maximum number of files that a note on skipped files names."""
 

@@ -22,14 +22,14 @@ from hexdata.cards import write_cards
 from hexdata.checks import check_choice, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, HexdataError, StoreError
-from hexdata.export.run import ExportRun
+from hexdata.export.run import ExportRun, ReplacingOptions
 from hexdata.formats.legacy import DIALECTS, write_legacy
-from hexdata.pool import WorkerOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema, raw_schema
 from hexdata.shards.position_check import check_positions
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
+from hexdata.store.commands import RunRecord
 from hexdata.store.files import FileFacts
 from hexdata.store.integrity import require_buckets
 from hexdata.store.journal import journaled
@@ -61,7 +61,7 @@ _SHUFFLED_DIALECT: Final = {
 
 
 @dataclass(frozen=True)
-class PicklesOptions(WorkerOptions):
+class PicklesOptions(ReplacingOptions):
     """Options of ``export_pickles``.
 
     Attributes:
@@ -71,6 +71,8 @@ class PicklesOptions(WorkerOptions):
             allows.
         memory: Memory limit in bytes for all processes together. Default 1 GB.
         level: Compression level of gzip, 1 to 9. Default 6.
+        replace: Whether to remove the present pickles of the store before the new ones are written, to save
+            disk space. Default False: they are replaced when all new files are complete.
 
     Raises:
         ConfigError: A value is out of range.
@@ -83,7 +85,6 @@ class PicklesOptions(WorkerOptions):
     level: int = 6
 
     def __post_init__(self) -> None:
-        check_fields(self, {"workers": 1, "memory": 0})
         super().__post_init__()
         check_choice("order", self.order, ORDERS)
         check_fields(self, {"level": 1})
@@ -146,7 +147,7 @@ def export_pickles(
     settings = check_options(options, PicklesOptions)
     target = Store.open(store, shares_work=engine.machines.separate)
     stage = f"pickles-{settings.order}"
-    with target.writing(stage), journaled(target.path, stage) as journal:
+    with target.writing(stage, RunRecord.of(settings)), journaled(target.path, stage) as journal:
         if settings.order == "shuffled":
             target.require_stage("shuffle")
         engine.require([], target.path)

@@ -6,9 +6,10 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Final, Protocol
 
+from hexdata.checks import check_fields
 from hexdata.engine import Engine
 from hexdata.errors import StoreError
 from hexdata.pool import WorkerOptions
@@ -21,7 +22,7 @@ from hexdata.store.integrity import find_damage, find_folder_damage, require_int
 from hexdata.store.ledger import Ledger
 from hexdata.store.stage_log import StageLog
 
-__all__ = ["ExportFile", "ExportRun", "files_per_task"]
+__all__ = ["ExportFile", "ExportRun", "ReplacingOptions", "files_per_task"]
 
 _TASKS_PER_WORKER: Final = 256
 """A task writes several files only if each worker has at least this number of tasks."""
@@ -29,6 +30,25 @@ _MAX_FILES_PER_TASK: Final = 16
 
 Entry = ShardEntry | FileFacts
 """Ledger entry of a written file."""
+
+
+@dataclass(frozen=True)
+class ReplacingOptions(WorkerOptions):
+    """Options of all exports.
+
+    Attributes:
+        workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
+            allows.
+        memory: Memory limit in bytes for all processes together. Default 1 GB.
+        replace: Whether to remove the files of an earlier export before the new ones are written, to save
+            disk space. Default False: they are replaced when all new files are complete.
+    """
+
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self, {"workers": 1, "memory": 0}, flags=("replace",))
+        super().__post_init__()
 
 
 class ExportFile(Protocol):
@@ -62,11 +82,13 @@ class ExportRun(ABC):
     folder: str
     inputs: tuple[str, ...]
 
-    def __init__(self, store: Store, options: WorkerOptions, progress: Progress, engine: Engine) -> None:
+    def __init__(self, store: Store, options: ReplacingOptions, progress: Progress, engine: Engine) -> None:
         self.store = store
         self.options = options
         self.progress = progress
         self.engine = engine
+        self.target = store.path
+        """Folder in which the files are written, with their names in the store."""
         self.intact: set[str] = set()
         """Names of files that this run has found undamaged."""
 
@@ -150,13 +172,15 @@ class ExportRun(ABC):
                 # A run may have been killed after it wrote the manifest and before it removed this folder.
                 storage_of(self._work).remove_tree()
                 return 0, True
+        if damage is None:
+            self.target = self.store.target_of(self.stage, replace=self.options.replace)
         self.require_inputs(plan, damage)
         # Too little memory is an error before files of an earlier export are removed.
         self.options.processes(self.engine.machines.cores, self._extra_memory)
         ledger = self.ledger(plan)
         if not len(ledger):
             if damage is None:
-                self._remove_old_export()
+                self._begin_new()
             else:
                 self._keep_intact(damage, ledger)
         resumed = len(ledger)
@@ -185,11 +209,14 @@ class ExportRun(ABC):
     def _entry(self, name: str, ledger: Ledger) -> Entry:
         return self.ENTRY(**ledger[self._unit(name)])
 
-    def _remove_old_export(self) -> None:
-        """Remove the files of an earlier export, first from the manifest, then from the store."""
-        manifest = self.store.manifest
-        if manifest.stages.pop(self.stage, None) is not None:
+    def _begin_new(self) -> None:
+        """Remove unfinished files, or first the earlier export from the manifest if ``replace`` is given."""
+        if self.stage in self.store.manifest.stages:
             self.progress.note(f"replaces the files of an earlier export in {self.folder}")
+        if self.target != self.store.path:
+            storage_of(self.target).remove_tree()
+            return
+        self.store.manifest.stages.pop(self.stage, None)
         self.store.unpublish(self.folder)
 
     def _keep_intact(self, damage: Mapping[str, StoreError], ledger: Ledger) -> None:
@@ -217,7 +244,7 @@ class ExportRun(ABC):
         memory = self.options.WORKER_MEMORY + extra
         count = files_per_task(len(missing), workers * machines.count)
         groups = [missing[start : start + count] for start in range(0, len(missing), count)]
-        tasks = (([(files[name], self.store.path / name) for name in group],) for group in groups)
+        tasks = (([(files[name], self.target / name) for name in group],) for group in groups)
         unsaved: list[str] = []
         log = StageLog(self.store.path, self.stage)
         facts = {name: getattr(self.options, name) for name in self.PLAN}
@@ -244,20 +271,22 @@ class ExportRun(ABC):
             name: _file_facts(self._entry(name, ledger)) for name in names if self._unit(name) in ledger
         }
         unchecked = {name: facts for name, facts in written.items() if name not in self.intact}
-        return written.keys() - find_damage(self.store, unchecked, engine=self.engine).keys()
+        damage = find_damage(self.store, unchecked, engine=self.engine, root=self.target)
+        return written.keys() - damage.keys()
 
     def _publish(self, entries: Mapping[str, Entry], plan: dict[str, Any]) -> None:
         further_files, further_facts = self.complete(entries)
         files = {name: _file_facts(entry) for name, entry in entries.items()}
         manifest = self.store.manifest
-        manifest.files |= files | further_files
+        kept = {name: f for name, f in manifest.files.items() if not name.startswith(f"{self.folder}/")}
+        manifest.files = kept | files | further_files
         manifest.stages[self.stage] = {
             **plan,
             "positions": sum(facts.rows for facts in files.values()),
             "rejected": 0,
             **further_facts,
         }
-        manifest.save(self.store.path)
+        self.store.publish(self.target)
         self.release_all()
         storage_of(self._work).remove_tree()
 

@@ -19,8 +19,7 @@ from hexdata.cards import write_cards
 from hexdata.checks import check_choice, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
-from hexdata.export.run import ExportFile, ExportRun
-from hexdata.pool import WorkerOptions
+from hexdata.export.run import ExportFile, ExportRun, ReplacingOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.retry import repeats_on_disk
 from hexdata.schema import SPLITS, positions_schema
@@ -40,6 +39,7 @@ from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
+from hexdata.store.commands import RunRecord
 from hexdata.store.files import FileFacts, write_bytes
 from hexdata.store.integrity import find_damage, rebuild_command, removed_buckets_error
 from hexdata.store.journal import journaled
@@ -59,7 +59,7 @@ _REMOVED_AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True)
-class ExportOptions(WorkerOptions):
+class ExportOptions(ReplacingOptions):
     """Options of ``export_shards``.
 
     Attributes:
@@ -73,6 +73,8 @@ class ExportOptions(WorkerOptions):
         memory: Memory limit in bytes for all processes together. Default 1 GB.
         free_buckets: Whether to remove each bucket of the shuffle as soon as all shards with its rows are
             written, so that the disk never holds all buckets and all shards. Default False.
+        replace: Whether to remove the present shards of the store before the new ones are written, to save
+            disk space. Default False: they are replaced when all new files are complete.
 
     Raises:
         ConfigError: A value is out of range.
@@ -87,7 +89,6 @@ class ExportOptions(WorkerOptions):
     free_buckets: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, {"workers": 1, "memory": 0})
         super().__post_init__()
         check_fields(self, {"shard_size": 1, "block_size": 1})
         if max(self.shard_size, self.block_size) > MAX_SIZE_OF_SHARDS:
@@ -245,7 +246,7 @@ def export_shards(
     """
     settings = check_options(options, ExportOptions)
     target = Store.open(store, shares_work=engine.machines.separate)
-    with target.writing("export"), journaled(target.path, "export") as journal:
+    with target.writing("export", RunRecord.of(settings)), journaled(target.path, "export") as journal:
         target.require_stage("shuffle")
         engine.require([], target.path)
         with arrow_system_memory():
@@ -541,7 +542,7 @@ class _ShardExport(ExportRun):
             fields=self._fields,
             splits=shards,
         )
-        path = self.store.path / "shards" / MANIFEST_NAME
+        path = self.target / "shards" / MANIFEST_NAME
         written = write_bytes(path, shard_manifest.dumps(), replace=False)
         return {f"shards/{MANIFEST_NAME}": written}, {
             "splits": {split: shard_manifest.positions(split) for split in shards},

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, get_args
 
 from hexdata.batch import check_stored_fields, required_members
+from hexdata.checks import check_choice
 from hexdata.errors import ConfigError, StoreError
 from hexdata.loader.exact import SelectedRows
 from hexdata.loader.game_reader import read_game_table
@@ -56,6 +57,8 @@ def find_data(location: str | AnyPath, mode: Mode | None) -> ShardSource | Store
         ConfigError: The location cannot be used.
         StoreError: The location is not a store, or it has no shards, which the mode requires.
     """
+    if mode is not None:
+        check_choice("mode", mode, get_args(Mode))
     if mode == "games":
         return Store.open(location)
     found = find_source(location)

@@ -12,8 +12,7 @@ from hexdata.report.charts import lengths_chart, tiers_chart
 from hexdata.report.facts import ReportFacts, Row, StageSummary
 from hexdata.report.page import PageTable, Section
 from hexdata.report.verdict import duplicate_games
-from hexdata.store import store_argument
-from hexdata.store.integrity import stage_command
+from hexdata.store.commands import command_line, stage_command
 from hexdata.text import count_of, printable
 from hexdata.units import format_bytes
 
@@ -319,7 +318,7 @@ def _reasons(facts: ReportFacts) -> list[PageTable]:
 
 def _query(facts: ReportFacts, name: str) -> str:
     """Return the command that runs a named query."""
-    return f"hexdata sql {store_argument(facts.location)} @{name}"
+    return command_line("sql", facts.location, f"@{name}")
 
 
 def _shown(text: str) -> str:

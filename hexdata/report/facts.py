@@ -13,29 +13,20 @@ from hexdata.report.spread import Spread, spread_of
 from hexdata.retry import repeats_on_disk
 from hexdata.sql import SqlLimits, named_query, open_catalog
 from hexdata.storage import AnyPath
-from hexdata.store import Store
+from hexdata.store import STAGES, Store
 from hexdata.store.files import FileFacts, digest_file
 from hexdata.store.integrity import require_intact
 from hexdata.store.journal import JournalEntry, read_journal
 from hexdata.store.manifest import MANIFEST_NAME
 from hexdata.store.session import DuckDBPyConnection
 
-__all__ = ["QUERIES", "SPLIT", "STAGES", "ReportFacts", "StageSummary", "gather_facts"]
+__all__ = ["QUERIES", "SPLIT", "ReportFacts", "StageSummary", "gather_facts"]
 
 SPLIT: Final = "train"
 """The split whose shuffle is measured."""
 
 QUERIES: Final = ("splits", "lengths", "tiers", "sources", "rejects", "flags", "first_moves", "opening_cells")
 """Named queries whose rows the report shows."""
-
-STAGES: Final = {
-    "convert": ("positions", "games", "sources", "rejected"),
-    "shuffle": ("shuffled",),
-    "export": ("shards",),
-    "pickles-original": ("pickles/original",),
-    "pickles-shuffled": ("pickles/shuffled",),
-}
-"""The stages that write files, and the folders they write."""
 
 Row = dict[str, Any]
 
@@ -87,6 +78,7 @@ class ReportFacts:
             removed.
         values_before: Mean value of each piece of the input order, one piece per bucket.
         manifest_sha256: SHA-256 of the manifest file.
+        commands: Command line that begins, finishes or repeats each stage.
     """
 
     name: str
@@ -101,6 +93,7 @@ class ReportFacts:
     quality: Quality | None
     values_before: list[Row]
     manifest_sha256: str
+    commands: dict[str, str]
 
     def stage(self, name: str) -> StageSummary | None:
         """Return the facts of a stage; None if it has not run."""
@@ -135,13 +128,14 @@ def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) ->
             buckets = shuffled.lineage["buckets"][SPLIT]
             spread = spread_of(_rows(con, "spread", progress), buckets=buckets, positions=split)
             values = _rows(con, "values_before", progress)
+    location = str(opened.path.absolute())
     quality = None
     if split and not removed:
         progress.begin("measure", None, "positions")
         quality = measure_quality(store, **limits.session(opened.path)._asdict())
     return ReportFacts(
         name=opened.path.resolve().name or str(opened.path),
-        location=str(opened.path.absolute()),
+        location=location,
         version=__version__,
         board_size=opened.manifest.board_size,
         counts={name: opened.manifest.counts.get(name, 0) for name in STAGES["convert"]},
@@ -152,6 +146,7 @@ def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) ->
         quality=quality,
         values_before=values,
         manifest_sha256=digest_file(opened.path / MANIFEST_NAME)[1],
+        commands={stage: Store(location, opened.manifest).next_command(stage) for stage in STAGES},
     )
 
 

@@ -7,8 +7,7 @@ from typing import Final
 from hexdata.report.facts import SPLIT, ReportFacts
 from hexdata.report.page import PageTable, Section
 from hexdata.report.verdict import game_sentences, unmeasured_reason
-from hexdata.store import store_argument
-from hexdata.store.integrity import stage_command
+from hexdata.store.commands import command_line, stage_command
 from hexdata.text import count_of
 
 __all__ = ["fingerprinting_section"]
@@ -72,7 +71,7 @@ def _measures(facts: ReportFacts) -> PageTable:
         code = f"{loader}, tier_probability=(1, 0.8, 0.4, 0.1))"
         rows.append(["Train the value on few positions of a game", known, code])
     else:
-        code = f"hexdata shuffle {store_argument(facts.location)} --per-game 10"
+        code = command_line("shuffle", facts.location, per_game=10)
         rows.append(["Deliver few positions of a game", "no value sample tiers", code])
     return PageTable(
         "What helps against fingerprinting",

@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 from hexdata.quality import Figure, Quality
 from hexdata.report.facts import SPLIT, ReportFacts, StageSummary
-from hexdata.store import store_argument
-from hexdata.store.integrity import BUCKETS_REMOVED, stage_command
+from hexdata.store.commands import command_line, stage_command
+from hexdata.store.integrity import BUCKETS_REMOVED
 from hexdata.text import count_of, without_game
 from hexdata.units import format_bytes
 
@@ -361,30 +361,30 @@ def duplicate_games(facts: ReportFacts) -> int:
 
 def _todo(facts: ReportFacts, answers: list[Answer]) -> list[tuple[str, str]]:
     shuffled, complete, _ = answers
-    steps, store = [], store_argument(facts.location)
+    steps, store = [], facts.location
     shuffle = facts.stage("shuffle")
     if "bad" in (complete.level, shuffled.level) and (shuffle is None or shuffle.fresh):
-        steps.append(("List the faults", f"hexdata verify {store}"))
+        steps.append(("List the faults", command_line("verify", store)))
     if not facts.counts["positions"]:
-        return [("Convert your files", f"hexdata convert INPUT... {store}")]
+        return [("Convert your files", facts.commands["convert"])]
     if shuffle is None:
         if complete.level != "bad":
             steps.append(("Train from its games, in Python", f"Loader({facts.location!r})"))
-        steps.append(("Shuffle it, to write shards", f"hexdata shuffle {store}"))
+        steps.append(("Shuffle it, to write shards", facts.commands["shuffle"]))
     elif not shuffle.fresh:
-        steps.append(
-            ("Shuffle the current positions", f"hexdata shuffle {store} --seed {shuffle.lineage['seed']}")
-        )
+        steps.append(("Shuffle the current positions", facts.commands["shuffle"]))
     copies = duplicate_games(facts)
     if copies and not (shuffle and shuffle.lineage["choices"].get("dedup", "none") != "none"):
-        steps.append(("Exclude duplicate games, if wanted", f"hexdata shuffle {store} --dedup symmetric"))
+        steps.append(
+            ("Exclude duplicate games, if wanted", command_line("shuffle", store, dedup="symmetric"))
+        )
     if shuffle and shuffle.fresh and not _export(facts):
-        steps.append(("Write shards for training", f"hexdata export {store}"))
+        steps.append(("Write shards for training", facts.commands["export"]))
     if _export(facts) and "bad" not in (complete.level, shuffled.level):
-        steps.append(("Check all files, if this store was copied", f"hexdata verify {store}"))
+        steps.append(("Check all files, if this store was copied", command_line("verify", store)))
         steps.append(("Train from it, in Python", f"Loader({facts.location!r})"))
     if complete.level != "bad":
-        steps.append(("Look at its games and openings", f"hexdata browse {store}"))
+        steps.append(("Look at its games and openings", command_line("browse", store)))
     return steps
 
 

@@ -23,6 +23,7 @@ from hexdata.shards.sources import FolderSource, ShardSource
 from hexdata.storage import AnyPath, as_path, cache_folder, is_fault, storage_of
 from hexdata.storage.address import PROTOCOLS, credentials_error
 from hexdata.store import Store
+from hexdata.store.location import classify
 from hexdata.strict_json import MAX_JSON_BYTES
 
 __all__ = ["add_cache", "check_split", "find_source", "load_manifest", "make_source", "require_mappable"]
@@ -111,6 +112,13 @@ def find_source(location: str | AnyPath) -> ShardSource | Store:
     except StoreError as error:  # not a store; perhaps a folder of shards without one
         if is_fault(error):  # further requests would fail too, after their own retries
             raise
+        if isinstance(folder, Path):
+            found = classify(folder).kind
+            if classify(folder / "shards").kind == "shards" and found not in ("store", "shards"):
+                return FolderSource(folder / "shards")  # the tables of the store were not copied
+            if found != "shards":
+                raise
+            return source
         return _folder_source(folder / "shards" if _has_shards(folder) else folder)
     if "export" not in store.manifest.stages:
         return store
@@ -123,8 +131,6 @@ def find_source(location: str | AnyPath) -> ShardSource | Store:
 
 
 def _has_shards(folder: AnyPath) -> bool:
-    if isinstance(folder, Path):
-        return (folder / "shards").is_dir()
     try:
         return storage_of(folder / "shards" / MANIFEST_NAME).exists()
     except OSError:  # reading the manifest will raise a clear error

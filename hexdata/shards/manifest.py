@@ -18,7 +18,7 @@ from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.schema import SCHEMA_VERSION
 from hexdata.storage import AnyPath, as_path, is_address, storage_of
-from hexdata.store.manifest import find_store_below, is_store_folder
+from hexdata.store.location import no_store_error
 from hexdata.strict_json import (
     MAX_JSON_BYTES,
     MAX_JSON_VALUES,
@@ -32,7 +32,6 @@ from hexdata.strict_json import (
     parse_json,
     shortened,
 )
-from hexdata.text import shell_word
 
 __all__ = [
     "LAYOUTS",
@@ -369,12 +368,8 @@ def _check_identity(facts: object, path: str | AnyPath) -> None:
 
 
 def missing_manifest_error(path: str | AnyPath) -> StoreError:
-    """Return the error for a missing shard manifest; it names a store in a subfolder, if there is one."""
-    hint = "Run `hexdata export` first."
-    if not is_address(path):
-        folder = Path(str(path)).parent
-        if not folder.exists() and not is_store_folder(folder.parent):
-            return StoreError("there is no such folder", path=folder, hint="Check the path.")
-        if below := find_store_below(folder):
-            hint = f"Did you mean {shell_word(str(below))}?"
-    return StoreError("no shard manifest", path=path, hint=hint)
+    """Return the error for a missing shard manifest, with what there is instead in a local folder."""
+    if is_address(path):
+        hint = "Give the address of the folder that contains the manifest.json of the shards."
+        return StoreError("no shard manifest", path=path, hint=hint)
+    return no_store_error(Path(str(path)).parent, "a store or a folder of shards")

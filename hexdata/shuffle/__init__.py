@@ -13,11 +13,12 @@ from hexdata.progress import SILENT, Progress
 from hexdata.retry import RetryPolicy
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import ShufflePlan, estimate_shuffle
-from hexdata.shuffle.prepare import is_same_shuffle, prepare
+from hexdata.shuffle.prepare import is_same_shuffle, prepare, with_seed
 from hexdata.shuffle.stage import LEDGER_NAME, ShuffleResult, ShuffleRun, open_ledger
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath
 from hexdata.store import Store
+from hexdata.store.commands import RunRecord
 from hexdata.store.disk_space import translate_temporary_disk_full
 from hexdata.store.integrity import find_damage
 from hexdata.store.journal import journaled
@@ -42,7 +43,7 @@ def plan_shuffle(
         BudgetError: The memory is too small, or the disk for temporary files is full.
     """
     target = Store.open(store, shares_work=engine.machines.separate)
-    options = check_options(options, ShuffleOptions)
+    options = with_seed(target, check_options(options, ShuffleOptions))
     with (
         translate_temporary_disk_full(),
         temporary_folder("plan") as folder,
@@ -67,9 +68,10 @@ def shuffle_store(
 ) -> ShuffleResult:
     """Shuffle all positions of a store by split, bucket and sort key, without loading them into memory.
 
-    If the store holds a shuffle with another seed, number of buckets or selection, that shuffle and the files
-    made from it are replaced. If it holds this shuffle and some buckets are damaged or were removed by an
-    export with ``free_buckets``, these buckets are written again and the shards are kept.
+    If the store holds a shuffle with another seed, number of buckets or selection, it is replaced when the
+    new one is complete. The shards and pickles made from it stay until they are exported again. If the store
+    holds this shuffle and some buckets are damaged or were removed by an export with ``free_buckets``, these
+    buckets are written again and the shards are kept.
 
     Args:
         store: Folder or address of a store with positions.
@@ -89,9 +91,9 @@ def shuffle_store(
         BudgetError: The memory or the disk is too small.
         EngineError: The engine's machines cannot do the work.
     """
-    options = check_options(options, ShuffleOptions)
     target = Store.open(store, shares_work=engine.machines.separate)
-    with target.writing("shuffle"), journaled(target.path, "shuffle") as entry:
+    options = with_seed(target, check_options(options, ShuffleOptions))
+    with target.writing("shuffle", RunRecord.of(options)), journaled(target.path, "shuffle") as entry:
         engine.require([], target.path)
         run = ShuffleRun(target, options, progress, retry or RetryPolicy(), engine, restore)
         result = run.shuffle()

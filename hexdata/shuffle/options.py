@@ -28,27 +28,33 @@ class ShuffleOptions(SelectionOptions):
     """How to shuffle, and which positions, with the options of ``SelectionOptions``.
 
     Attributes:
-        seed: Seed that determines the order (default: 0).
+        seed: Seed that determines the order; None for the seed of the present shuffle of the store, or 0 if
+            there is none (default).
         buckets: Number of buckets of the largest split, 1 to 100,000; None to derive it from the number of
             positions (default).
         memory: Total memory in bytes (default: 1 GB). It does not affect the result.
         threads: Maximum number of threads, limited by the memory; None for one per core (default). It does
             not affect the result.
+        replace: Whether to remove another shuffle of the store, and the shards and pickles made from it,
+            before the new one is written, to save disk space. By default (False) another shuffle is
+            replaced when the new one is complete, and what was made from it stays.
 
     Raises:
         ConfigError: A value is out of range.
         BudgetError: The memory is too small for any shuffle.
     """
 
-    seed: int = 0
+    seed: int | None = None
     buckets: int | None = None
     memory: int = 1_000_000_000
     threads: int | None = None
+    replace: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "seed", check_seed(self.seed))
-        check_fields(self, {"buckets": 1, "threads": 1, "memory": 0})
+        if self.seed is not None:
+            object.__setattr__(self, "seed", check_seed(self.seed))
+        check_fields(self, {"buckets": 1, "threads": 1, "memory": 0}, flags=("replace",))
         if self.buckets is not None and self.buckets > MAX_BUCKETS:
             raise ConfigError(f"buckets must be between 1 and {MAX_BUCKETS:,}", found=self.buckets)
         if self.memory < MINIMUM_MEMORY:

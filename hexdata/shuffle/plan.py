@@ -21,7 +21,7 @@ from hexdata.units import format_bytes
 __all__ = ["FOLDERS", "ShufflePlan", "estimate_shuffle", "free_space"]
 
 FOLDERS: Final = ("shuffled", "shards", "pickles/shuffled")
-"""Folders with the shuffled positions in any format. A new shuffle replaces all of them."""
+"""Folders with the shuffled positions in any format. The option ``replace`` removes all of them first."""
 DISK_MARGIN: Final = 1.1
 """Factor for the required disk space over the estimate from a sample."""
 
@@ -52,12 +52,13 @@ class ShufflePlan:
             local copies of runs in an object store.
         disk_done: Size of the runs and buckets that an interrupted run has already written.
         disk_needed: Space for all remaining files, with a margin.
-        disk_freed: Space freed before the shuffle starts, by removing an older shuffle and the files made
-            from it.
+        disk_freed: Space freed before the shuffle starts, by removing unfinished files and, with the option
+            ``replace``, an older shuffle and the files made from it.
         disk_free: Free space on the disk that is written to.
         units_done: Number of slices and buckets that an interrupted run has finished.
         seconds: Estimated duration at the current load of this machine.
         already_done: Whether the store already contains this shuffle, so that there is nothing to do.
+        replaces: Description of the shuffle that this one replaces; None if there is none.
         duplicates: Games that occur more than once in the whole store.
         balance: Effect of ``balance_by`` on each group.
         notes: Remarks on the selection options for the user.
@@ -88,6 +89,7 @@ class ShufflePlan:
     units_done: int
     seconds: float
     already_done: bool
+    replaces: str | None
     duplicates: Duplicates
     balance: tuple[BalanceRow, ...]
     notes: tuple[str, ...]
@@ -121,6 +123,8 @@ class ShufflePlan:
             f"{format_bytes(self.disk_done)} that an interrupted shuffle has already written"
         )
         found = f"{format_bytes(free)} free"
+        if self.replaces and not self.disk_freed:
+            needed += "; with --replace, the present shuffle and its exports are removed first"
         return disk_full(reason, path, f"{system_message(error)}, {found}" if error else found, needed=needed)
 
 
@@ -158,7 +162,7 @@ def estimate_shuffle(
     seconds = remaining_ids * cost.scatter_seconds + (rows - done_rows) * cost.sort_seconds
     return ShufflePlan(
         store=str(store.path),
-        seed=options.seed,
+        seed=prepared.lineage["seed"],
         choices=options.non_default(),
         positions=layout.positions,
         rows=prepared.selection.rows,
@@ -182,6 +186,7 @@ def estimate_shuffle(
         units_done=len(done_slices) + len(done_buckets),
         seconds=0.0 if already_done else prepared.seconds + seconds / workers,
         already_done=already_done,
+        replaces=_replaced(store, options),
         duplicates=prepared.selection.duplicates,
         balance=prepared.selection.balance,
         notes=prepared.selection.notes,
@@ -197,11 +202,20 @@ def free_space(store: Store) -> int:
     return sys.maxsize if free is None else free
 
 
+def _replaced(store: Store, options: ShuffleOptions) -> str | None:
+    done = store.manifest.stages.get("shuffle")
+    if done is None or is_same_shuffle(store, options):
+        return None
+    size = format_bytes(sum(facts.bytes for facts in store.manifest.files_in("shuffled").values()))
+    text = f"the shuffle with seed {done['seed']}, {done['positions']:,} positions, {size}"
+    return f"{text}, {'and its exports, first' if options.replace else 'when this one is complete'}"
+
+
 def _bytes_to_free(store: Store, options: ShuffleOptions) -> int:
     """Return the size in bytes of the files that a shuffle removes at its start.
 
     If only damaged or removed buckets are written again, the files made from the shuffle are kept.
     """
-    replaced = () if is_same_shuffle(store, options) else FOLDERS
+    replaced = FOLDERS if options.replace and not is_same_shuffle(store, options) else ()
     folders = [*(store.path / folder for folder in replaced), store.work / "shuffle" / "runs"]
     return sum(size for folder in folders for size in storage_of(folder).files().values())

@@ -34,7 +34,7 @@ from hexdata.store import Store
 from hexdata.store.parquet import ROW_GROUP_ROWS, encode_parquet
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, path_list_sql, read_parquet_sql
 
-__all__ = ["Prepared", "RowCost", "is_same_shuffle", "prepare"]
+__all__ = ["Prepared", "RowCost", "is_same_shuffle", "prepare", "with_seed"]
 
 SELECT_SHARE: Final = 0.8
 """Fraction of the memory, without the fixed part, that DuckDB may use while rows are selected."""
@@ -101,6 +101,13 @@ class Prepared:
         return {"runs": RUN_FORMAT, **self.lineage}
 
 
+def with_seed(store: Store, options: ShuffleOptions) -> ShuffleOptions:
+    """Return the options with a seed: if they have none, that of the store's shuffle, or 0 without one."""
+    if options.seed is not None:
+        return options
+    return replace(options, seed=store.manifest.stages.get("shuffle", {"seed": 0})["seed"])
+
+
 def is_same_shuffle(store: Store, options: ShuffleOptions) -> bool:
     """Return whether the manifest lists a shuffle with these options; its files may be damaged."""
     done = store.manifest.stages.get("shuffle")
@@ -112,7 +119,7 @@ def is_same_shuffle(store: Store, options: ShuffleOptions) -> bool:
 
 def _requested_lineage(store: Store, options: ShuffleOptions) -> dict[str, Any]:
     return {
-        "seed": options.seed,
+        "seed": with_seed(store, options).seed,
         "order_version": ORDER_VERSION,
         "choices": options.non_default(),
         "of": store.input_digest("shuffle"),
@@ -141,6 +148,8 @@ def prepare(
         ConfigError: An option cannot be used with this store.
         BudgetError: The memory is too small for rows of this width.
     """
+    options = with_seed(store, options)
+    assert options.seed is not None
     positions, n, targets = store.files("positions"), store.manifest.board_size, store.manifest.targets
     if not positions or n is None:
         raise StoreError(

@@ -141,6 +141,8 @@ class ShuffleRun:
         self.records = self.work / "sorted"
         """Folder for the records of tasks, of which the ledger does not yet contain the buckets."""
         self.spill = storage_of(self.work / "spill").local
+        self.target = store.path
+        """Folder in which the buckets are written, with their names in the store."""
         self.intact: dict[str, FileFacts] = {}
         """Published buckets whose bytes match the manifest, as checked by this run."""
         for folder in (self.tables, self.work / "spill"):
@@ -159,6 +161,8 @@ class ShuffleRun:
             self._list_restored()
             storage_of(self.work).remove_tree()  # a run may have been killed after publishing its manifest
             return replace(self._result(resumed=0), already_done=True)
+        if damage is None:
+            self.target = self.store.target_of("shuffle", replace=self.options.replace)
         require_intact(self.store, _INPUTS, engine=self.engine, progress=self.progress)
         plan: ShufflePlan | None = None
         self.progress.begin("select", None, "positions")
@@ -222,7 +226,7 @@ class ShuffleRun:
             return ledger
         storage_of(self.records).remove_tree()
         if damage is None:
-            self._clear()
+            self._begin_new()
         else:
             storage_of(self.runs).remove_tree()
             published = self.store.manifest.buckets()
@@ -253,12 +257,20 @@ class ShuffleRun:
             ledger.finish_all(found)
         storage_of(self.records).remove_tree()
 
-    def _clear(self) -> None:
-        """Remove an old shuffle and the files made from it: first from the manifest, then from the disk."""
+    def _begin_new(self) -> None:
+        """Remove unfinished buckets, or with ``replace`` an old shuffle and the files made from it.
+
+        The old shuffle is removed first from the manifest, then from the disk.
+        """
         manifest = self.store.manifest
-        replaced = manifest.stages.get("shuffle")
-        if replaced is not None:
-            self.progress.note(f"replacing the shuffle with seed {replaced['seed']} and its exports")
+        if "shuffle" in manifest.stages:
+            seed, freed = manifest.stages["shuffle"]["seed"], self.options.replace
+            exports = "and its exports" if freed else "once the new one is complete"
+            self.progress.note(f"replacing the shuffle with seed {seed} {exports}")
+        if self.target != self.store.path:
+            for folder in (self.target, self.runs):
+                storage_of(folder).remove_tree()
+            return
         manifest.stages = {
             name: s for name, s in manifest.stages.items() if name not in ("shuffle", *_DERIVED_STAGES)
         }
@@ -281,13 +293,16 @@ class ShuffleRun:
                 "`hexdata verify`.",
             )
         manifest = self.store.manifest
-        policies = _count_policies(buckets) or manifest.stages.get("shuffle", {}).get("policies")
+        repaired = manifest.stages.get("shuffle", {}) if self.target == self.store.path else {}
+        policies = _count_policies(buckets) or repaired.get("policies")
         before = manifest.digest("shuffled")
-        manifest.files |= {name: _file_facts(bucket) for name, bucket in buckets.items()}
+        kept = {name: f for name, f in manifest.files.items() if not name.startswith("shuffled/")}
+        manifest.files = kept | {name: _file_facts(bucket) for name, bucket in buckets.items()}
         manifest.stages["shuffle"] = lineage | ({} if policies is None else {"policies": policies})
-        manifest.save(self.store.path)
+        self.store.publish(self.target)
         if "export" in manifest.stages and manifest.digest("shuffled") != before:
-            self.progress.note("the buckets have other bytes than before; run `hexdata export` again")
+            again = self.store.next_command("export")
+            self.progress.note(f"the shards are of another shuffle; run `{again}` to replace them")
         storage_of(self.work).remove_tree()
 
     def _result(self, resumed: int) -> ShuffleResult:
@@ -367,7 +382,7 @@ class _Phases:
         self.bookkeeping = _Bookkeeping(ledger, run.progress, log)
         self.layout = prepared.layout.parse_recorded(ledger[_LAYOUT], ledger.path)
         self.tasks = ShuffleTasks(
-            store=run.store.path,
+            store=run.target,
             folder=run.runs,
             spill=run.spill,
             key=prepared.selection.key,
@@ -508,4 +523,5 @@ class _Phases:
         """Return the finished buckets. Those of an earlier run are included only if their digests match."""
         done = {name: _file_facts(SortedBucket(**self.ledger[name])) for name in names if name in self.ledger}
         unchecked = {name: facts for name, facts in done.items() if name not in self.run.intact}
-        return done.keys() - find_damage(self.run.store, unchecked, engine=self.run.engine).keys()
+        run = self.run
+        return done.keys() - find_damage(run.store, unchecked, engine=run.engine, root=run.target).keys()

@@ -22,7 +22,7 @@ from hexdata.sql.named import named_query
 from hexdata.storage import AnyPath, prefix_of
 from hexdata.store import Store
 from hexdata.store.disk_space import translate_disk_full
-from hexdata.store.integrity import require_intact_once, stage_command
+from hexdata.store.integrity import require_intact_once
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 
 __all__ = ["QueryResult", "run_query", "start_query"]
@@ -154,10 +154,10 @@ def _notes(store: Store, read: frozenset[str]) -> Iterator[str]:
             continue
         lineage = store.manifest.stages.get(stage)
         if lineage is None:
-            command = stage_command(stage, {}, str(store.path))
+            command = store.next_command(stage)
             yield f"{view} is empty because the store has not been {wanted}; `{command}` fills it"
         elif lineage["of"] != store.input_digest(stage):
-            command = stage_command(stage, lineage, str(store.path))
+            command = store.next_command(stage)
             yield f"{view} is older than the positions of the store; `{command}` brings it up to date"
 
 

@@ -21,7 +21,8 @@ from hexdata.schema import (
 from hexdata.storage import prefix_of
 from hexdata.store import Store
 from hexdata.store.columns import ViewColumn, select_sql, view_columns
-from hexdata.store.integrity import BUCKETS_REMOVED, stage_command
+from hexdata.store.commands import stage_command
+from hexdata.store.integrity import BUCKETS_REMOVED
 from hexdata.store.session import DuckDBPyConnection, quote
 
 __all__ = ["DAMAGED", "MACROS", "VIEWS", "catalog_statements", "create_catalog", "select_files"]

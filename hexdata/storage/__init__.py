@@ -22,7 +22,7 @@ from hexdata.storage.errors import (
     translate_errors,
 )
 from hexdata.storage.local import LocalStorage
-from hexdata.storage.local_files import make_folder, open_file, open_in_place, walk_once
+from hexdata.storage.local_files import make_folder, open_file, open_in_place, sync_folder, walk_once
 from hexdata.storage.lock import LOCK_NAME
 from hexdata.storage.objects import ObjectStorage
 from hexdata.storage.reading import file_system, list_objects, object_info
@@ -60,6 +60,7 @@ __all__ = [
     "open_in_place",
     "prefix_of",
     "storage_of",
+    "sync_folder",
     "translate_errors",
     "walk_once",
     "with_retries",

@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
 from typing import Final
 
 from hexdata.checks import check_location
-from hexdata.errors import StoreError, StoreLockedError
+from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError, StoreLockedError
 from hexdata.retry import attempts_of
-from hexdata.storage import LOCK_NAME, AnyPath, as_path, is_address, storage_of, translate_errors
+from hexdata.storage import (
+    LOCK_NAME,
+    AnyPath,
+    as_path,
+    is_address,
+    make_folder,
+    storage_of,
+    sync_folder,
+    translate_errors,
+)
+from hexdata.store.commands import (
+    MAX_RECORD_BYTES,
+    RunRecord,
+    read_record,
+    record_path,
+    run_command,
+    stage_command,
+    store_argument,
+)
 from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 from hexdata.store.parquet import ParquetFiles, read_parquet
-from hexdata.text import shell_word
 
-__all__ = ["Store", "store_argument"]
+__all__ = ["STAGES", "Store"]
 
 _WORK_NAME: Final = ".work"
-_FIRST_FOLDERS: Final = {"positions", "games", "sources", "rejected", "logs"}
+_LOGS: Final = "logs"
+_FIRST_FOLDERS: Final = {"positions", "games", "sources", "rejected", _LOGS}
 """Folders that the first run creates before the manifest exists."""
 _FOLDERS: Final = (*_FIRST_FOLDERS, "shuffled", "shards", "pickles", _WORK_NAME)
 """All folders that hexdata creates in a store."""
+STAGES: Final = {
+    "convert": ("positions", "games", "sources", "rejected"),
+    "shuffle": ("shuffled",),
+    "export": ("shards",),
+    "pickles-original": ("pickles/original",),
+    "pickles-shuffled": ("pickles/shuffled",),
+}
+"""The stages that write files, and the folders they write, relative to the store."""
 _INPUT_FOLDERS: Final = {
     "shuffle": ("games", "positions"),
     "export": ("shuffled",),
@@ -30,11 +59,10 @@ _INPUT_FOLDERS: Final = {
     "pickles-shuffled": ("sources", "games", "positions", "shuffled"),
 }
 """Input folders of each stage. The manifest records their digest as ``of``."""
-_COMMANDS: Final = {
-    "pickles-original": "export --format pickle --order original",
-    "pickles-shuffled": "export --format pickle --order shuffled",
-}
-"""Command of a stage, if it differs from the stage's name."""
+_READY: Final = "ready"
+"""Folder of the unfinished work for a complete result while it replaces the one before."""
+_REFUSALS: Final = (ConfigError, InputError, RejectRateError)
+"""Errors that the same command meets again."""
 
 
 class Store:
@@ -71,7 +99,11 @@ class Store:
         """
         folder = _check_path(path)
         with translate_errors(folder):  # a missing bucket or denied access is not reported as a missing store
-            return cls(folder, Manifest.load(folder), shares_work=shares_work)
+            store = cls(folder, Manifest.load(folder), shares_work=shares_work)
+            if store.work == folder / _WORK_NAME and storage_of(store.work / _READY / MANIFEST_NAME).exists():
+                with suppress(OSError, StoreError), store._locked("replace"):
+                    pass  # a process was killed while it replaced files
+            return store
 
     @classmethod
     def open_or_create(cls, path: str | AnyPath, *, shares_work: bool = False) -> Store:
@@ -157,13 +189,13 @@ class Store:
             raise StoreError(
                 f"this store has no {stage} stage yet",
                 path=self.path,
-                hint=f"Run `hexdata {stage} {store_argument(self.path)}`.",
+                hint=f"Run `{self.next_command(stage)}`.",
             )
         if stage in _INPUT_FOLDERS and lineage["of"] != self.input_digest(stage):
             raise StoreError(
                 f"the {stage} stage is older than the {_INPUT_FOLDERS[stage][-1]}",
                 path=self.path,
-                hint=f"Run `{self._command(stage)}` again.",
+                hint=f"Run `{self.next_command(stage)}`.",
             )
 
     def _require_permission(self) -> None:
@@ -182,18 +214,52 @@ class Store:
                 "disk for writing, or copy the store to a folder of your own, and run the command again.",
             )
 
-    def _command(self, stage: str) -> str:
-        verb, *options = _COMMANDS.get(stage, stage).split(maxsplit=1)
-        return " ".join(["hexdata", verb, store_argument(self.path), *options])
+    def unfinished(self, stage: str) -> RunRecord | None:
+        """Return the options of the run of a stage that has begun and not finished; None if there is none."""
+        return read_record(self.work, stage)
+
+    def next_command(self, stage: str) -> str:
+        """Return the command line that finishes the interrupted run of a stage, or runs it again or first."""
+        run, lineage = self.unfinished(stage), self.manifest.stages.get(stage, {})
+        if run is not None:
+            return run_command(stage, self.path, run)
+        again = stage_command(stage, lineage, self.path)
+        return f"{again} --replace" if lineage and stage != "convert" and is_address(self.path) else again
 
     @contextmanager
-    def writing(self, stage: str) -> Iterator[None]:
+    def _recording(self, stage: str, run: RunRecord) -> Iterator[None]:
+        """Keep the options of a run until it has finished, for the command that resumes it.
+
+        Each run appends a line, so a killed run always leaves its options or those of the run before.
+        """
+        path, before = record_path(self.work, stage), self.unfinished(stage)
+
+        def record(options: RunRecord) -> None:
+            line = json.dumps(asdict(options)).encode() + b"\n"
+            storage_of(path).append(line, max_bytes=MAX_RECORD_BYTES)
+
+        if isinstance(path.parent, Path):
+            make_folder(path.parent)
+        record(run)
+        try:
+            yield
+        except BaseException as error:
+            if isinstance(error, _REFUSALS) and before is not None:
+                record(before)
+            elif isinstance(error, _REFUSALS) or not storage_of(self.work / stage).names():
+                storage_of(path).remove()
+            raise
+        storage_of(path).remove()
+
+    @contextmanager
+    def writing(self, stage: str, run: RunRecord | None = None) -> Iterator[None]:
         """Hold the store's lock and read the current manifest.
 
         Incomplete files of killed processes are removed first.
 
         Args:
             stage: Name of the stage that writes, for the message of other processes.
+            run: Options of the run, for the command that resumes it. Default None: the defaults.
 
         Raises:
             StoreLockedError: Another process holds the lock; the message names it.
@@ -201,11 +267,22 @@ class Store:
             BudgetError: The disk is full.
         """
         self._require_permission()
+        try:
+            with self._locked(stage), self._recording(stage, run or RunRecord({})):
+                yield
+        except _REFUSALS:
+            self._remove_refused()
+            raise
+
+    @contextmanager
+    def _locked(self, stage: str) -> Iterator[None]:
+        """Hold the lock, remove incomplete files and read the manifest, as in :meth:`writing`."""
         held = storage_of(self.path).lock(stage, _FOLDERS, shares_work=self.shares_work)
         with translate_disk_full(self.work_disk), held as lock:
             if not lock.has_current_work:
                 storage_of(self.work).remove_tree()  # out of date: other machines have written since
             storage_of(self.path).remove_unfinished(_FOLDERS)
+            self._replace_files()
             if storage_of(self.path / MANIFEST_NAME).size() is not None:
                 self.manifest = Manifest.load(self.path)
             self.manifest.before_saving = self.require_lock = lock.require
@@ -220,6 +297,65 @@ class Store:
                     with suppress(StoreLockedError):  # the files now belong to another process
                         lock.require()
                         storage_of(self.path).remove_unfinished(_FOLDERS)  # of killed workers on any machine
+
+    def target_of(self, stage: str, *, replace: bool) -> AnyPath:
+        """Return the folder in which a stage writes its files, with their names in the store.
+
+        This is the store, or a folder of the unfinished work if there is a result that stays until the new
+        one is published. :meth:`publish` then replaces it.
+
+        Args:
+            stage: Name of the stage in the manifest.
+            replace: Whether the user allows that the present result is removed first.
+
+        Raises:
+            ConfigError: There is a result in an object store, which must be removed first.
+        """
+        if replace or stage not in self.manifest.stages:
+            return self.path
+        if is_address(self.path):
+            raise ConfigError(
+                f"the store has a result of {stage}, and objects cannot be renamed to replace it",
+                path=self.path,
+                hint="Run the command with --replace, which removes the result first.",
+            )
+        return self.work / stage / "new"
+
+    def publish(self, target: AnyPath) -> None:
+        """Publish the manifest and the files in a folder of :meth:`target_of`."""
+        self.manifest.save(target)
+        if target != self.path:
+            # From now on, a later process finishes what follows.
+            Path(str(target)).replace(str(self.work / _READY))
+            self._replace_files()
+
+    def _replace_files(self) -> None:
+        """Move the files of a complete result to their places, the manifest last, also after a kill."""
+        ready = storage_of(self.work / _READY).local
+        store = storage_of(self.path).local
+        if ready is None or store is None or not (ready / MANIFEST_NAME).exists():
+            return
+        for folder in (folder for folders in STAGES.values() for folder in folders):
+            if (ready / folder).exists():
+                storage_of(store / folder).remove_tree(durable=True)
+                make_folder((store / folder).parent)
+                (ready / folder).replace(store / folder)
+                sync_folder((store / folder).parent)
+        (ready / MANIFEST_NAME).replace(store / MANIFEST_NAME)
+        sync_folder(store)
+        storage_of(ready).remove_tree()
+
+    def _remove_refused(self) -> None:
+        """Remove a local folder in which a refused run has published nothing, since it is not a store."""
+        local, known = storage_of(self.path).local, {LOCK_NAME, _WORK_NAME, _LOGS}
+        if local is None or self.unfinished("convert") is not None:
+            return
+        if {path.name for path in local.iterdir()} <= known:
+            storage_of(self.work).remove_tree()
+            storage_of(local / _LOGS).remove_tree()
+            storage_of(local / LOCK_NAME).remove()
+            with suppress(OSError):
+                local.rmdir()
 
     def unpublish(self, *folders: str) -> None:
         """Remove folders of the store: their files from the manifest, which is saved, and then from the disk.
@@ -268,12 +404,6 @@ class Store:
             if f"{folder}/{name}" not in names:
                 self.require_lock()
                 storage_of(self.path / folder / name).remove(self.require_lock)
-
-
-def store_argument(path: str | AnyPath) -> str:
-    """Return the path of a store quoted for a shell, in a form that is not mistaken for an option."""
-    text = str(path)
-    return shell_word(f"./{text}" if text.startswith("-") else text)
 
 
 def _check_path(path: str | AnyPath) -> AnyPath:

@@ -6,20 +6,19 @@ after a check is usually served from the system's page cache.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import StoreError
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import table_schema
 from hexdata.storage import AnyPath, is_fault, storage_of, translate_errors
-from hexdata.store import Store, store_argument
+from hexdata.store import STAGES, Store
+from hexdata.store.commands import command_line, stage_command
 from hexdata.store.files import FileFacts, digest_file
 from hexdata.store.parquet import ParquetRows, check_table
-from hexdata.text import shell_word
 
 __all__ = [
     "BUCKETS_REMOVED",
@@ -35,7 +34,6 @@ __all__ = [
     "require_intact",
     "require_intact_once",
     "require_rows_intact_once",
-    "stage_command",
 ]
 
 BUCKETS_REMOVED: Final = "the buckets of the shuffle were removed by `hexdata export --free-buckets`"
@@ -70,6 +68,7 @@ def find_damage(
     engine: Engine = LOCAL,
     workers: int | None = None,
     progress: Progress = SILENT,
+    root: AnyPath | None = None,
 ) -> dict[str, StoreError]:
     """Hash files of a store and return those that differ from their recorded size and digest.
 
@@ -79,6 +78,7 @@ def find_damage(
         engine: Engine that hashes the files (default: this machine).
         workers: Files hashed at the same time on each machine, at most 8; None for one per core (default).
         progress: Advanced by the size of each file (default: none).
+        root: Folder of the files; None for the store (default).
 
     Returns:
         An error by name for each file that is missing, altered or unreadable. Its hint is the command that
@@ -90,7 +90,7 @@ def find_damage(
     listed = sorted(files)
     damage: dict[str, StoreError] = {}
     threads = min(workers or engine.machines.cores, _THREADS)
-    tasks = ((store.path / name,) for name in listed)
+    tasks = (((root or store.path) / name,) for name in listed)
     for index, found in engine.run_light(_digest_or_problem, tasks, workers=max(threads, 1)):
         name = listed[index]
         if error := _difference(store, name, files[name], found):
@@ -186,7 +186,7 @@ def _require_none(store: Store, damage: list[StoreError]) -> None:
     if len(damage) > 1:
         others = "1 other file is" if len(damage) == 2 else f"{len(damage) - 1:,} other files are"
         error.reason += f", and {others} damaged or missing"
-        error.hint = f"{error.hint} `hexdata verify {store_argument(store.path)}` lists all of them."
+        error.hint = f"{error.hint} `{command_line('verify', store.path)}` lists all of them."
     raise error
 
 
@@ -245,16 +245,8 @@ def rebuild_command(store: Store, name: str) -> str:
 
     The tables cannot be written again in place, so their command creates a new store.
     """
-    match name.split("/"):
-        case ["shuffled", *_]:
-            stage = "shuffle"
-        case ["shards", *_]:
-            stage = "export"
-        case ["pickles", order, *_]:
-            stage = f"pickles-{order}"
-        case _:
-            stage = "convert"
-    target = f"{store.path}-again" if stage == "convert" else str(store.path)
+    stage = next(s for s, folders in STAGES.items() if name.startswith(tuple(f"{f}/" for f in folders)))
+    target = f"{store.path}-again" if stage == "convert" else store.path
     return stage_command(stage, store.manifest.stages.get(stage, {}), target)
 
 
@@ -270,35 +262,3 @@ def rebuild_commands(store: Store, names: Iterable[str]) -> list[str]:
 def _needs_removed_buckets(store: Store, name: str) -> bool:
     """Return whether a file is made from buckets that were removed."""
     return name.startswith(("shards/", "pickles/shuffled/")) and bool(store.manifest.removed_buckets)
-
-
-def stage_command(stage: str, lineage: Mapping[str, Any], store: str) -> str:
-    """Return the command line that runs a stage with its recorded options.
-
-    Args:
-        stage: Name of the stage in the manifest.
-        lineage: Entry of the stage in the manifest.
-        store: Path or address of the store.
-    """
-    store_text = store_argument(store)
-    if stage == "shuffle":
-        buckets = max(lineage.get("buckets", {}).values(), default=None)
-        options = {"seed": lineage.get("seed"), "buckets": buckets, **lineage.get("choices", {})}
-        return f"hexdata shuffle {store_text}{_options(options)}"
-    if stage == "export":
-        names = ("shard_size", "block_size", "layout")
-        return f"hexdata export {store_text}{_options({name: lineage.get(name) for name in names})}"
-    if stage == "convert":
-        flags = [name for name in ("salvage", "truncate_repeats") if lineage.get(name)]
-        text = _options({name: lineage.get(name) for name in ("val", "test")})
-        text += "".join(f" --{name.replace('_', '-')}" for name in flags)
-        return f"hexdata convert INPUT... {store_text}{text}"
-    return f"hexdata export {store_text} --format pickle --order {stage.removeprefix('pickles-')}"
-
-
-def _options(values: dict[str, Any]) -> str:
-    return "".join(
-        f" --{name.replace('_', '-')} {shell_word(value if isinstance(value, str) else json.dumps(value))}"
-        for name, value in values.items()
-        if value is not None
-    )

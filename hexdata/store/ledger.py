@@ -22,8 +22,6 @@ __all__ = ["Ledger"]
 
 _SAVES_PER_LEDGER: Final = 256
 """A ledger of fewer units is saved after each unit, a longer one after every 1/256 of its units."""
-_DIGEST: Final = re.compile(rb"[0-9a-f]{64} ")
-"""Start of each line."""
 _PARALLEL_READS: Final = 16
 """Parts of a ledger in an object store that are read at the same time."""
 
@@ -98,8 +96,6 @@ class Ledger:
         """Read the units; return False, without units, if they belong to another plan."""
         lines = self._lines()
         first = next(lines, b"")
-        if not _DIGEST.match(first):
-            raise self._corrupt()
         written = hashlib.sha256()
         header = self._check(_Header, self._content(first, written), "the progress file")
         self._require_stage(header.stage)

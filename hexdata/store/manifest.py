@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
@@ -15,6 +13,7 @@ from hexdata.order import ORDER_VERSION
 from hexdata.schema import MAX_EXTRAS, SCHEMA_VERSION, TARGETS, is_target
 from hexdata.storage import AnyPath, Changed, storage_of
 from hexdata.store.files import FileFacts, canonical_json
+from hexdata.store.location import MANIFEST_NAME, no_store_error
 from hexdata.strict_json import (
     MAX_JSON_BYTES,
     PLAIN_NAME,
@@ -27,11 +26,9 @@ from hexdata.strict_json import (
     parse_json,
     shortened,
 )
-from hexdata.text import shell_word
 
-__all__ = ["MANIFEST_NAME", "Manifest", "StoreFile", "find_store_below", "is_store_folder"]
+__all__ = ["MANIFEST_NAME", "Manifest", "StoreFile"]
 
-MANIFEST_NAME: Final = "manifest.json"
 _KIND: Final = "hexdata store"
 """Schema versions of stores that this release reads. It writes only the last one."""
 _HINT: Final = "Restore manifest.json from a copy, or convert the sources into a new store."
@@ -181,15 +178,8 @@ class Manifest:
         path = folder / MANIFEST_NAME
         try:
             data, tag = storage_of(path).read_tagged(MAX_JSON_BYTES + 1)
-        except FileNotFoundError as error:
-            raise _no_store(folder) from error
-        except NotADirectoryError as error:
-            raise StoreError(
-                "not a hexdata store: it is a file",
-                path=folder,
-                expected="the folder of a store",
-                hint="Create a store from files with `hexdata convert INPUT... STORE`.",
-            ) from error
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise no_store_error(folder) from error
         except OSError as error:
             raise StoreError(
                 "the manifest cannot be read",
@@ -198,8 +188,10 @@ class Manifest:
                 hint="Check the disk and the permissions of the file, and run the command again.",
             ) from error
         content = parse_json(data, path, what="the manifest", hint=_HINT)
+        if isinstance(content, dict) and "block_size" in content:
+            raise no_store_error(folder)  # the manifest of shards
         if not isinstance(content, dict) or content.get("kind") != _KIND:
-            raise StoreError("the manifest is not that of a hexdata store", path=path)
+            raise StoreError("the manifest is not that of a hexdata store", path=path, hint=_HINT)
         for name, known in (("schema_version", SCHEMA_VERSION), ("order_version", ORDER_VERSION)):
             if content.get(name) != known or isinstance(content[name], bool):
                 raise StoreError(
@@ -296,39 +288,6 @@ class Manifest:
             names = sorted((n for n in files if n.startswith(f"{folder}/")), key=lambda n: (len(n), n))
             digests |= {name: files[name].sha256 for name in names[:count]}
         return _digest(digests)
-
-
-def _no_store(folder: AnyPath) -> StoreError:
-    """Return the error for a folder without a manifest; it names a store in a subfolder or above, if any."""
-    hint, reason = (
-        "Create one with `hexdata convert INPUT... STORE`.",
-        "not a hexdata store: it has no manifest",
-    )
-    local = storage_of(folder).local
-    if local is not None and not local.exists():
-        reason = "not a hexdata store: there is no such folder"
-    elif local is not None:
-        with suppress(OSError):
-            stores = [path for path in (local.parent, *_subfolders(local)) if is_store_folder(path)]
-            if stores:
-                hint = f"Did you mean {shell_word(str(stores[0]))}?"
-    return StoreError(reason, path=folder, hint=hint)
-
-
-def is_store_folder(path: Path) -> bool:
-    """Return whether a local folder has the manifest of a store. Folders of shards have one, too."""
-    return (path / MANIFEST_NAME).is_file() and path.name != "shards"
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir())
-
-
-def find_store_below(folder: Path) -> Path | None:
-    """Return the first subfolder of a local folder that is a store; None if there is none."""
-    with suppress(OSError):
-        return next(filter(is_store_folder, _subfolders(folder)), None)
-    return None
 
 
 def _digest(content: object) -> str:

@@ -151,9 +151,7 @@ def check_message(ran, status, *parts):
 
 def test_a_failure_has_status_1_and_one_message(tmp_path):
     ran = hexdata_run("shuffle", tmp_path / "nowhere")
-    check_message(
-        ran, 1, f"hexdata: {tmp_path / 'nowhere'}: ", "no such folder", "hexdata convert INPUT... STORE"
-    )
+    check_message(ran, 1, f"hexdata: {tmp_path / 'nowhere'}: ", "no such folder", "hexdata convert INPUT... ")
     assert ran.err.count("\n") == 1
 
 

@@ -230,12 +230,16 @@ def test_the_shuffle_lists_buckets_again_of_which_none_was_removed(
     assert store_bytes(store)["manifest.json"] == store_bytes(shuffled)["manifest.json"]
 
 
-def test_another_shuffle_replaces_everything(freed: Path, copy_store: CopyStore) -> None:
+def test_another_shuffle_makes_buckets_again_and_keeps_the_shards(
+    freed: Path, copy_store: CopyStore, store_bytes: StoreBytes
+) -> None:
     store = copy_store(freed)
+    shards = store_bytes(store / "shards")
     shuffle_store(store, ShuffleOptions(seed=8, threads=1))
-    manifest = Store.open(store).manifest
-    assert "export" not in manifest.stages
-    assert not manifest.removed_buckets
+    assert not Store.open(store).manifest.removed_buckets
+    assert store_bytes(store / "shards") == shards
+    export_shards(store, ExportOptions(workers=1, shard_size=128, block_size=32))
+    assert store_bytes(store / "shards") != shards
     verify_store(store).require()
 
 

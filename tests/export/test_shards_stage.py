@@ -187,11 +187,15 @@ def test_bytes_do_not_depend_on_workers(
 
 def test_the_same_command_again_does_nothing(store: Path) -> None:
     first = export_shards(store, ExportOptions(**SIZES, workers=1))
-    times = {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.name != ".lock"}
+    times = {
+        path: path.stat().st_mtime_ns for path in store.rglob("*") if path.name not in (".lock", ".work")
+    }
     again = export_shards(store, ExportOptions(**SIZES, workers=2, memory=10**9))
     assert (first.already_done, again.already_done) == (False, True)
     assert (again.digest, again.bytes, again.shards) == (first.digest, first.bytes, first.shards)
-    assert {path: path.stat().st_mtime_ns for path in store.rglob("*") if path.name != ".lock"} == times
+    assert {
+        path: path.stat().st_mtime_ns for path in store.rglob("*") if path.name not in (".lock", ".work")
+    } == times
 
 
 @pytest.mark.parametrize("other", [{"shard_size": 384}, {"block_size": 64}, {"layout": "samples"}])
@@ -212,7 +216,8 @@ def finished(store: Path) -> list[str]:
 
 
 def inodes(store: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_ino for path in (store / "shards").glob("*.tar")}
+    folders = (store / "shards", store / ".work" / "export" / "new" / "shards")
+    return {path.name: path.stat().st_ino for folder in folders for path in folder.glob("*.tar")}
 
 
 def test_killed_at_every_moment(

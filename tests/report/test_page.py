@@ -248,7 +248,8 @@ def test_a_shuffle_older_than_the_positions_is_out_of_date(
     check(page)
     assert levels(report)[0] == "bad"
     assert report.verdict.headline == "The shuffle is out of date: shuffle again."
-    assert ("Shuffle the current positions", f"hexdata shuffle {store} --seed 8") in report.verdict.todo
+    again = dict(report.verdict.todo)["Shuffle the current positions"]
+    assert again.startswith(f"hexdata shuffle {store} --seed 8 ")
     assert report.facts.quality is None
 
 
@@ -411,6 +412,6 @@ def test_store_files_are_not_overwritten(
 
 
 def test_a_folder_without_a_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no manifest"):
+    with pytest.raises(StoreError, match="an empty folder"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []

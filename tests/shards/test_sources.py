@@ -400,9 +400,10 @@ def test_a_missing_or_altered_manifest_raises_an_error_with_the_address(
         with pytest.raises(StoreError, match=r"manifest\.json: the shard manifest was altered"):
             load_manifest(make_source(location))
     path.unlink()
-    for location in (folder.path, server.url):
-        with pytest.raises(StoreError, match=r"manifest\.json: no shard manifest"):
-            load_manifest(make_source(location))
+    with pytest.raises(StoreError, match="a folder with no manifest"):
+        load_manifest(make_source(folder.path))
+    with pytest.raises(StoreError, match=r"manifest\.json: no shard manifest"):
+        load_manifest(make_source(server.url))
     with pytest.raises(StoreError, match="exit status 1"):
         load_manifest(make_source(f"pipe:cat {folder.path}/{{name}} 2>&-"))
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,17 +71,20 @@ def test_too_little_disk_is_refused_before_anything_is_written(
     store = copy_store(trmph_store)
     shuffle_store(store, ShuffleOptions(seed=4))
     before = store_bytes(store)
-    needed, freed = (getattr(plan_shuffle(store, OPTIONS), name) for name in ("disk_needed", "disk_freed"))
+    replacing = replace(OPTIONS, replace=True)
+    needed, freed = (getattr(plan_shuffle(store, replacing), name) for name in ("disk_needed", "disk_freed"))
     assert 0 < freed < needed
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 30, 0, needed - freed - 1))
     with pytest.raises(
         BudgetError, match=rf"{store}: too little disk space.*expected .* of temporary runs.*Free disk space"
     ):
-        shuffle_store(store, OPTIONS)
+        shuffle_store(store, replacing)
     assert store_bytes(store) == before
     assert not (store / "logs").exists() or 'seed": 5' not in (store / "logs" / "shuffle.log").read_text()
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 30, 0, needed - freed))
-    shuffle_store(store, OPTIONS)
+    with pytest.raises(BudgetError, match="with --replace, the present shuffle"):
+        shuffle_store(store, OPTIONS)
+    shuffle_store(store, replacing)
 
 
 def test_files_of_an_interrupted_shuffle_reduce_the_needed_space(

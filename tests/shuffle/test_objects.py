@@ -8,13 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from hexdata.errors import StoreError, StoreLockedError
+from hexdata.errors import ConfigError, StoreError, StoreLockedError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
@@ -85,7 +86,11 @@ def test_the_bytes_are_the_same_as_on_a_disk(remote: UPath, expected: dict[str, 
 def test_another_shuffle_replaces_the_first(remote: UPath, expected: dict[str, str]) -> None:
     shuffle_store(remote, ShuffleOptions(seed=6, buckets=4))
     export_shards(remote, EXPORT)
-    shuffle_store(remote, SHUFFLE)
+    before = (remote / "manifest.json").read_bytes()
+    with pytest.raises(ConfigError, match="--replace"):
+        shuffle_store(remote, SHUFFLE)
+    assert (remote / "manifest.json").read_bytes() == before
+    shuffle_store(remote, replace(SHUFFLE, replace=True))
     assert "export" not in Store.open(remote).manifest.stages
     assert not (remote / "shards").exists()
     export_shards(remote, EXPORT)
@@ -173,7 +178,7 @@ def test_resuming_after_another_machine_has_shuffled(
     assert_complete(remote)
     object_store.fail(fails)
     with pytest.raises(OSError, match="as asked"):
-        shuffle_store(remote, SHUFFLE)
+        shuffle_store(remote, replace(SHUFFLE, replace=True))
     object_store.fail()
     assert_complete(remote)
 

@@ -61,6 +61,9 @@ def test_a_finished_shuffle_needs_nothing(trmph_store: Path, copy_store: CopySto
     assert (plan.already_done, plan.disk_needed, plan.disk_freed, plan.seconds) == (True, 0, 0, 0)
     other = plan_shuffle(store, ShuffleOptions(seed=6))
     assert not other.already_done
+    assert other.replaces is not None
+    assert other.disk_freed == 0
+    other = plan_shuffle(store, ShuffleOptions(seed=6, replace=True))
     assert other.disk_freed == sum(f.stat().st_size for f in (store / "shuffled").rglob("*.parquet"))
 
 

@@ -21,7 +21,7 @@ from hexdata.export import ExportOptions, export_shards
 from hexdata.order import bucket_bounds, derive_key, sort_key
 from hexdata.progress import Silent
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.shuffle import ShuffleOptions, layout, shuffle_store, tasks
+from hexdata.shuffle import ShuffleOptions, layout, plan_shuffle, shuffle_store, tasks
 from hexdata.store import Store
 from hexdata.store.files import FileFacts
 from hexdata.store.manifest import Manifest
@@ -300,19 +300,33 @@ def test_the_same_command_again_does_nothing(
 
 
 @pytest.mark.parametrize("other", [{"seed": SEED + 1}, {"buckets": 2}])
-def test_another_shuffle_replaces_the_first_and_its_shards(
-    trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes, other: dict[str, int]
+@pytest.mark.parametrize("replace", [False, True])
+def test_another_shuffle_replaces_the_first(
+    trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes, other: dict[str, int], replace: bool
 ) -> None:
-    options = ShuffleOptions(**{"seed": SEED, "buckets": 3, **other})
+    options = ShuffleOptions(**{"seed": SEED, "buckets": 3, **other}, replace=replace)
     store, fresh = copy_store(trmph_store), copy_store(trmph_store, "fresh")
     shuffle_store(store, ShuffleOptions(seed=SEED, buckets=3))
     export_shards(store, ExportOptions(workers=1))
-    notes = Notes()
-    assert not shuffle_store(store, options, notes).already_done
-    assert notes.notes == [f"replacing the shuffle with seed {SEED} and its exports"]
-    assert not (store / "shards").exists()
+    shards = store_bytes(store / "shards")
+    assert shards
+    assert not shuffle_store(store, options).already_done
+    assert replace or store_bytes(store / "shards") == shards
+    assert replace == (not (store / "shards").exists())
     shuffle_store(fresh, options)
+    for each in (store, fresh):
+        export_shards(each, ExportOptions(workers=1))
     assert store_bytes(store) == store_bytes(fresh)
+
+
+def test_the_seed_of_a_shuffle_is_kept(trmph_store: Path, copy_store: CopyStore) -> None:
+    store = copy_store(trmph_store)
+    assert shuffle_store(store).seed == 0
+    shuffle_store(store, ShuffleOptions(seed=SEED))
+    assert plan_shuffle(store, ShuffleOptions(buckets=2)).seed == SEED
+    result = shuffle_store(store, ShuffleOptions(buckets=2))
+    assert (result.seed, result.already_done) == (SEED, False)
+    assert shuffle_store(store, ShuffleOptions(buckets=2)).already_done
 
 
 def test_a_shuffle_gets_stale_when_more_is_converted(
@@ -325,13 +339,14 @@ def test_a_shuffle_gets_stale_when_more_is_converted(
     shuffle_store(store, ShuffleOptions(seed=SEED))
     export_shards(store, ExportOptions(workers=1))
     convert_sources([tmp_path / "games-2"], store, ConvertOptions(workers=1))
-    with pytest.raises(StoreError, match=r"shuffle stage is older.*hexdata shuffle .* again"):
+    with pytest.raises(StoreError, match=r"shuffle stage is older.*hexdata shuffle .* --seed"):
         export_shards(store)
     failed = [check for check in verify_store(store).checks if not check.ok]
     assert [check.name for check in failed] == ["shuffle stage"]
     assert "hexdata shuffle" in failed[0].detail
     result = shuffle_store(store, ShuffleOptions(seed=SEED))
     assert (result.already_done, result.resumed) == (False, 0)
+    export_shards(store, ExportOptions(workers=1))
     verify_store(store).require()
 
 

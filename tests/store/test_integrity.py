@@ -203,7 +203,7 @@ def test_commands_have_the_options_that_files_were_made_with(whole: Path, inputs
     assert command["shards"] == (f"hexdata export {whole} --shard-size 256 --block-size 64 --layout blocks")
     assert command["positions"] == f"hexdata convert INPUT... {whole}-again --val 0.05 --test 0.01"
     assert rebuild_command(store, "pickles/original/x") == (
-        f"hexdata export {whole} --format pickle --order original"
+        f"hexdata export {whole} --format pickle --order original --level 6"
     )
 
 

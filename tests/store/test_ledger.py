@@ -129,7 +129,6 @@ def test_an_invalid_ledger_is_named(path: Path, content: bytes) -> None:
     with pytest.raises(StoreError, match="the progress file is corrupt") as caught:
         Ledger(path, "shuffle", PLAN)
     assert caught.value.path == str(path)
-    assert "Remove progress.json" in str(caught.value)
     assert path.read_bytes() == content
 
 

@@ -81,7 +81,7 @@ def test_the_digest_identifies_the_content(manifest: Manifest) -> None:
 
 
 def test_an_unreadable_manifest_is_named(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="it is a file; expected the folder of a store"):
+    with pytest.raises(StoreError, match="not a hexdata store: a file"):
         Manifest.load(Path(__file__))  # the path is a file
     (tmp_path / MANIFEST_NAME).mkdir()
     with pytest.raises(StoreError, match="cannot be read"):

@@ -60,7 +60,7 @@ def test_a_store_is_created_in_an_empty_folder(tmp_path: Path, there: str) -> No
     assert store.manifest == Manifest()
     with store.writing("convert"):
         assert folder.is_dir()
-    with pytest.raises(StoreError, match="no manifest"):
+    with pytest.raises(StoreError, match="not a hexdata store: an empty folder"):
         Store.open(folder)
 
 
