@@ -17,7 +17,7 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.formats import BUILT_IN_FORMATS
 from hexdata.formats.trmph import TrmphReader
 from hexdata.verify import check_round_trip
-from tests.kit.formats import SOURCES, Damages, SourceKind
+from tests.kit.formats import SOURCES, Damages, SourceKind, pickle_of, some_example, some_game
 from tests.pairs import FULL
 
 FILES = 300 if FULL else 60
@@ -177,3 +177,11 @@ def test_400_games_on_one_line_with_a_bad_one(tmp_path: Path) -> None:
     bad = GAME.replace("B[a1]", "B[a1]]")
     (row,) = convert(tmp_path, {"a.sgf": (100 * GAME + bad + 299 * GAME).encode()}).values()
     assert (row["games"], row["rejected"]) == (399, 1)
+
+
+def test_a_pickle_of_games_and_examples_loses_neither_silently(tmp_path: Path) -> None:
+    for first, second in (("games", "examples"), ("examples", "games")):
+        lists = {"games": [some_game()], "examples": [some_example(0)]}
+        content = pickle_of({first: lists[first], second: lists[second]})
+        (row,) = convert(tmp_path / first, {"a.pkl.gz": content}).values()
+        assert (row["format"], row["rejected"]) == ("unknown", 1)

@@ -23,7 +23,7 @@ NOT_TEXTS: dict[str, Any] = {
     "None": None,
     "list": [1, ["\ud800"]],
     "dict": {"\ud800": "\udfff"},
-    "tuple": ("\ud800",),
+    "tuple": ("\ud800", []),
 }
 COMMENTS = (
     "Models: ['\\ud800abc']",

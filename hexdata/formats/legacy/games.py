@@ -232,6 +232,8 @@ class SelfPlayGamesReader:
             top = {}
         elif not (isinstance(top, dict) and isinstance(top.get("games"), ExamplesPlaceholder)):
             raise FormatError("not a pickle of games", found=kind_of(top), expected='a list under "games"')
+        elif "examples" in top:
+            raise FormatError("a pickle of both games and examples", expected="one of them in a file")
         content = {key: value for key, value in top.items() if key != "games"}
         run = _run_of(content.get("metadata"))
         self.header = header_json(content, self._limits) | {"run": run, "counts": dict(self._counts)}
