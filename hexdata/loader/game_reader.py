@@ -38,8 +38,7 @@ from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.columns import convert_columns
 from hexdata.store.files import FileFacts
-from hexdata.store.integrity import rebuild_hint
-from hexdata.store.parquet import open_parquet, read_batches
+from hexdata.store.parquet import open_parquet, read_checked
 
 __all__ = ["read_game_table"]
 
@@ -47,8 +46,6 @@ Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Int64Array = npt.NDArray[np.int64]
 
-_TABLES: Final = ("games", "positions", "sources")
-"""Tables that are read."""
 _OTHER_SPLIT: Final = -2
 _NOT_IN_TABLE: Final = -1
 _SHUFFLED: Final = "legacy-shuffled"
@@ -106,7 +103,6 @@ def read_game_table(
         raise ConfigError(
             "the store has no positions", path=store.path, hint="Convert files with `hexdata convert` first."
         )
-    _require_sizes(store)
     given: dict[str, Any] = {"tiers": tiers, "targets": dict(targets), "policies": policies}
     reader = _TableReader(store, split, **given, all_boards=check == "digests")
     progress.begin("read games", store.manifest.counts["positions"], "positions")
@@ -128,17 +124,6 @@ def _read_again(path: AnyPath, digest: str, split: str, **options: Any) -> GameT
     return read_game_table(open_unchanged(path, digest), split, **options)
 
 
-def _require_sizes(store: Store) -> None:
-    """Check that no file is missing or has another size, before any is read."""
-    for table in _TABLES:
-        for name in store.missing(table):
-            raise StoreError(
-                "a file of the store is missing or has another size",
-                path=store.path / name,
-                hint=rebuild_hint(store, name),
-            )
-
-
 def _read_table(
     store: Store, folder: str, table: pa.Schema, columns: Sequence[str]
 ) -> Iterator[tuple[AnyPath, pa.Table]]:
@@ -146,8 +131,7 @@ def _read_table(
     schema = pa.schema([table.field(name) for name in columns])
     for name, facts in store.manifest.files_in(folder).items():
         path = store.path / name
-        with open_parquet(path, schema, facts) as file:
-            yield path, pa.Table.from_batches(read_batches(file, schema), schema)
+        yield path, pa.Table.from_batches(read_checked(path, schema, facts), schema)
 
 
 _OF_KEPT_GAMES: Final = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,8 +17,7 @@ from hexdata.shards.block_check import find_bad_row
 from hexdata.shards.blocks import block_fields, null_of
 from hexdata.storage import AnyPath
 from hexdata.store import Store
-from hexdata.store.files import FileFacts
-from hexdata.store.parquet import open_parquet, read_batches
+from hexdata.store.parquet import read_checked
 
 __all__ = ["FindRows", "StoredColumns", "open_unchanged", "table_digest"]
 
@@ -112,7 +111,7 @@ class StoredColumns:
         )
         for name, facts in store.manifest.files_in("positions").items():
             path = store.path / name
-            for batch in _read_batches(path, schema, facts):
+            for batch in read_checked(path, schema, facts):
                 number = find_rows(
                     _numbers(batch, "game_id", NO_GAME),
                     _numbers(batch, "position_in_game", NO_PLY),
@@ -131,11 +130,6 @@ class StoredColumns:
             count = int(np.count_nonzero(was_read))
             raise _invalid(self.path, "positions", f"{count:,} of the positions of the loader", f"{rows:,}")
         return found
-
-
-def _read_batches(path: AnyPath, schema: pa.Schema, facts: FileFacts) -> Iterator[pa.RecordBatch]:
-    with open_parquet(path, schema, facts) as file:
-        yield from read_batches(file, schema)
 
 
 def _require_memory(needed: int, names: Sequence[str]) -> None:

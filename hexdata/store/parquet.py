@@ -34,6 +34,7 @@ __all__ = [
     "encode_parquet",
     "open_parquet",
     "read_batches",
+    "read_checked",
     "read_parquet",
     "read_rows",
     "regroup",
@@ -484,3 +485,9 @@ def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     lengths = lengths.take(column.indices) if is_coded else lengths
     found: npt.NDArray[np.int64] = lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
+
+
+def read_checked(path: AnyPath, schema: pa.Schema, facts: FileFacts) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file of a store, after a check of its bytes against the manifest."""
+    with open_parquet(path, schema, facts) as file:
+        yield from read_batches(file, schema)
