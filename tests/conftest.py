@@ -156,6 +156,8 @@ SLOW_FILES = frozenset(
         "loader/test_weights.py",
         "loader/test_where_by_epoch.py",
         "promises/test_advice.py",
+        "promises/test_conservation.py",
+        "promises/test_hostile_texts.py",
         "promises/test_nothing_left_behind.py",
         "promises/test_canary.py",
         "promises/test_endless.py",
