@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from hexdata.cli.app import Address, EngineName, Json, Memory, Store, Threads, command, using_engine
-from hexdata.text import printable
+from hexdata.text import count_of, printable
 from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def shuffle(
     ] = "position",
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print the plan with its memory, disk space and time; write nothing."),
+        typer.Option("--dry-run", help="Print the plan with its passes and disk space; write nothing."),
     ] = False,
     replace: Annotated[
         bool,
@@ -245,36 +245,22 @@ def _means(means: Means) -> list[str]:
 def _show_plan(output: Output, plan: ShufflePlan) -> None:
     """Print the plan of a shuffle."""
     _show_splits(output, plan.rows, plan.buckets)
-    work = f"{plan.slices:,} input slices, {plan.units:,} units to sort"
-    if plan.units_done:
-        work += f"; {plan.units_done:,} slices and buckets are already finished"
-    limits = (
-        f"{plan.threads}; each uses up to {format_bytes(plan.duckdb_memory)} for DuckDB, scatters up to "
-        f"{plan.chunk_rows:,} rows and sorts up to {plan.sort_rows:,} rows at a time"
-    )
+    work = f"{sum(plan.buckets.values()):,} buckets"
+    if plan.already_done:
+        work = "none: the store already contains this shuffle"
+    elif plan.buckets_done:
+        work += f", of which {plan.buckets_done:,} are already written"
     disk = (
-        f"{format_bytes(plan.disk_needed)} needed ({format_bytes(plan.run_bytes)} of temporary runs, "
-        f"{format_bytes(plan.bucket_bytes)} of buckets, {format_bytes(plan.spill_bytes)} in reserve"
+        f"{format_bytes(plan.disk_needed)} needed ({format_bytes(plan.bucket_bytes)} of buckets, "
+        f"{format_bytes(plan.spill_bytes)} of temporary files), {format_bytes(plan.disk_free)} free"
     )
-    disk += f"; {format_bytes(plan.disk_done)} already written" if plan.disk_done else ""
-    disk += f"), {format_bytes(plan.disk_free)} free"
     if plan.disk_freed:
         disk += f" and {format_bytes(plan.disk_freed)} in the replaced shuffle"
     facts = {
         **({} if plan.replaces is None else {"replaces": plan.replaces}),
         "work": work,
-        "threads": limits,
-        "row groups": f"{plan.row_group_rows:,} rows",
+        "passes": f"{plan.passes:,}, each sorts a range of buckets with {count_of(plan.threads, 'thread')}",
         "memory": format_bytes(plan.memory),
         "disk": disk,
-        "time": "none: the store already contains this shuffle"
-        if plan.already_done
-        else _duration(plan.seconds),
     }
     output.table(["resource", "plan"], [[name, text] for name, text in facts.items()])
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    text = f"{minutes} min {rest} s" if minutes else f"{max(seconds, 0.1):.1f} s"
-    return f"about {text}, estimated from a sample at the current load of this machine"

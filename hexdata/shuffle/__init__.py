@@ -1,7 +1,7 @@
 """The global shuffle: sorts a store's positions by (split, bucket, sort key) on disk.
 
-``plan_shuffle`` estimates the work and ``shuffle_store`` does it. An interrupted shuffle resumes with the
-units that are not finished. The manifest is published last.
+``plan_shuffle`` estimates the disk space and ``shuffle_store`` does the work. An interrupted shuffle resumes
+with the buckets that are not finished. The manifest is published last.
 """
 
 from __future__ import annotations
@@ -12,9 +12,16 @@ from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
 from hexdata.retry import RetryPolicy
 from hexdata.shuffle.options import ShuffleOptions
-from hexdata.shuffle.plan import ShufflePlan, estimate_shuffle
-from hexdata.shuffle.prepare import is_same_shuffle, prepare, with_seed
-from hexdata.shuffle.stage import LEDGER_NAME, ShuffleResult, ShuffleRun, open_ledger
+from hexdata.shuffle.plan import ShufflePlan
+from hexdata.shuffle.stage import (
+    LEDGER_NAME,
+    ShuffleResult,
+    ShuffleRun,
+    is_same_shuffle,
+    open_ledger,
+    prepare,
+    with_seed,
+)
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath
 from hexdata.store import Store
@@ -30,7 +37,7 @@ __all__ = ["RetryPolicy", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "pla
 def plan_shuffle(
     store: str | AnyPath, options: ShuffleOptions | None = None, *, engine: Engine = LOCAL
 ) -> ShufflePlan:
-    """Return the plan of a shuffle, with costs measured on a sample of the rows. Writes nothing to the store.
+    """Return the plan of a shuffle: its rows, buckets, passes and disk space. Writes nothing to the store.
 
     Args:
         store: Folder or address of the store.
@@ -49,12 +56,12 @@ def plan_shuffle(
         temporary_folder("plan") as folder,
     ):
         prepared = prepare(target, options, folder, None, engine.machines)
-    path = target.work / "shuffle" / LEDGER_NAME
-    ledger = open_ledger(path, prepared.ledger_plan, read_only=True)
+    ledger = open_ledger(target.work / "shuffle" / LEDGER_NAME, prepared.lineage, read_only=True)
+    done = [bucket for bucket in prepared.buckets if bucket.name in ledger]
     is_done = is_same_shuffle(target, options) and not find_damage(
         target, target.manifest.buckets(), engine=engine
     )
-    return estimate_shuffle(target, options, prepared, ledger, already_done=is_done)
+    return prepared.plan(target, options, len(done), already_done=is_done)
 
 
 def shuffle_store(

@@ -9,18 +9,13 @@ from hexdata.checks import check_fields, check_seed
 from hexdata.errors import BudgetError, ConfigError
 from hexdata.selection import SelectionOptions
 
-__all__ = ["MINIMUM_MEMORY", "ShuffleOptions", "too_little_memory"]
+__all__ = ["BASE_MEMORY", "MINIMUM_MEMORY", "ShuffleOptions"]
 
-MINIMUM_MEMORY: Final = 450_000_000
-"""Bytes needed for one thread, for boards up to 13 by 13 and 60 bytes of lists and texts per row."""
+BASE_MEMORY: Final = 420_000_000
+"""Measured bytes besides DuckDB's limit: interpreter, libraries, row groups that are read and written."""
+MINIMUM_MEMORY: Final = BASE_MEMORY + 150_000_000
+"""Bytes needed for DuckDB to sort with one thread."""
 MAX_BUCKETS: Final = 100_000
-
-
-def too_little_memory(found: int, expected: int) -> BudgetError:
-    """Return the error for a budget of ``found`` bytes if ``expected`` bytes are needed."""
-    return BudgetError.of_memory(
-        "too little memory for a shuffle", found=found, expected=expected, hint="Raise --memory."
-    )
 
 
 @dataclass(frozen=True)
@@ -58,4 +53,9 @@ class ShuffleOptions(SelectionOptions):
         if self.buckets is not None and self.buckets > MAX_BUCKETS:
             raise ConfigError(f"buckets must be between 1 and {MAX_BUCKETS:,}", found=self.buckets)
         if self.memory < MINIMUM_MEMORY:
-            raise too_little_memory(self.memory, MINIMUM_MEMORY)
+            raise BudgetError.of_memory(
+                "too little memory for a shuffle",
+                found=self.memory,
+                expected=MINIMUM_MEMORY,
+                hint="Raise --memory.",
+            )

@@ -1,87 +1,60 @@
-"""One run of the shuffle on a locked store: ledger, both phases and manifest.
+"""One run of the shuffle on a locked store: selection, sort, manifest.
 
-The selection determines the rows, the layout their division into work, and the engine where the work is done.
+The selection determines the rows and the bucket of each. The sort writes the missing buckets, in passes. The
+ledger lists the finished buckets, so that an interrupted run resumes.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 from hexdata.engine import Engine
+from hexdata.engine.protocol import Machines
 from hexdata.errors import BudgetError, StoreError
+from hexdata.order import ORDER_VERSION
 from hexdata.progress import Progress
 from hexdata.retry import RetryPolicy
-from hexdata.selection import BalanceRow, Duplicates
-from hexdata.shuffle.layout import Job, ShuffleLayout, Slice, group_jobs, jobs_per_group
-from hexdata.shuffle.options import ShuffleOptions
-from hexdata.shuffle.plan import FOLDERS, ShufflePlan, estimate_shuffle, free_space
-from hexdata.shuffle.prepare import Prepared, is_same_shuffle, prepare
-from hexdata.shuffle.runs import MergedRunIndex, RunIndex
-from hexdata.shuffle.tasks import (
-    ShuffleTasks,
-    SortedBucket,
-    TaskReport,
-    ThreadMonitor,
-    WrittenBucket,
-    scatter_slice,
-    sort_jobs,
-)
-from hexdata.shuffle.thread_pool import ThreadPool
-from hexdata.storage import AnyPath, is_disk_full, storage_of
+from hexdata.selection import BalanceRow, Duplicates, Selection, select
+from hexdata.shuffle.options import BASE_MEMORY, ShuffleOptions
+from hexdata.shuffle.plan import FOLDERS, RowSize, ShufflePlan, bucket_counts, count_passes, free_space
+from hexdata.shuffle.sort import Bucket, Sort, SortedBucket, write_part
+from hexdata.storage import AnyPath, client_memory, is_disk_full, storage_of
 from hexdata.store import Store
 from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.files import FileFacts
 from hexdata.store.integrity import find_damage, require_intact
 from hexdata.store.ledger import Ledger
+from hexdata.store.session import duckdb_session, path_list_sql
 from hexdata.store.stage_log import StageLog
-from hexdata.strict_json import Count
+from hexdata.system import peak_resident_bytes
 from hexdata.units import format_bytes
 
-__all__ = ["LEDGER_NAME", "ShuffleResult", "ShuffleRun", "open_ledger"]
+__all__ = [
+    "LEDGER_NAME",
+    "Prepared",
+    "ShuffleResult",
+    "ShuffleRun",
+    "is_same_shuffle",
+    "open_ledger",
+    "prepare",
+    "with_seed",
+]
 
-LEDGER_NAME: Final = "shuffling_progress.json"
+LEDGER_NAME: Final = "progress.json"
+
 _DERIVED_STAGES: Final = ("export", "pickles-shuffled")
 """Stages that are made from the shuffled positions."""
 _INPUTS: Final = ("positions", "games", "sources")
 """Folders of the tables that a shuffle reads."""
-_RECORD_SUFFIX: Final = ".json"
-"""Suffix of the record of a task. Its name before the suffix is the number of the task's first unit."""
-_LAYOUT: Final = "layout"
-"""First entry of the ledger: the layout at the start of the shuffle. It is kept if the limits change."""
-
-_SortTask = tuple[RunIndex, list[Job], set[str]]
-"""Arguments of a task of phase 2: pieces of the jobs' units, the jobs, and their buckets that are written."""
-
-
-@dataclass(frozen=True)
-class _ScatteredSlice:
-    """Ledger entry of a slice: the size in bytes of each of its runs."""
-
-    bytes: list[Count]
-
-
-def open_ledger(path: AnyPath, plan: object, *, read_only: bool = False) -> Ledger:
-    """Open the ledger of a shuffle, with entries for its layout, slices and buckets.
-
-    Args:
-        path: Path of the file.
-        plan: Plan of the units, as a JSON value.
-        read_only: Whether to leave the file of another plan unchanged (default: False).
-    """
-    return Ledger(path, "shuffle", plan, unit_of=_unit_kind, read_only=read_only)
-
-
-def _unit_kind(name: str) -> object:
-    if name == _LAYOUT:
-        return ShuffleLayout
-    return _ScatteredSlice if name.startswith("slice ") else SortedBucket
+_THREAD_MEMORY: Final = 125_000_000
+"""Bytes of DuckDB's memory for each of its threads, as its documentation advises."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +68,7 @@ class ShuffleResult:
         buckets: Number of buckets by split.
         left_out: Number of excluded positions by the option that excludes them.
         bytes: Size of all buckets.
-        resumed: Number of units that an earlier run of the same command had finished.
+        resumed: Number of buckets that an earlier run of the same command had finished.
         already_done: Whether the store already contained this shuffle.
         duplicates: Games that occur more than once in the store; None if there was nothing to do, because
             they are then not counted.
@@ -116,6 +89,172 @@ class ShuffleResult:
     notes: tuple[str, ...] = ()
 
 
+# --- preparation --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A shuffle that is ready to be sorted.
+
+    Attributes:
+        selection: The selected rows.
+        buckets: All buckets, in ascending order.
+        sort: The sort that writes them.
+        lineage: Entry of the stage for the manifest.
+        row: Mean size of a row.
+    """
+
+    selection: Selection
+    buckets: list[Bucket]
+    sort: Sort
+    lineage: dict[str, Any]
+    row: RowSize
+
+    def plan(self, store: Store, options: ShuffleOptions, done: int, *, already_done: bool) -> ShufflePlan:
+        """Return the plan of a shuffle.
+
+        Args:
+            store: The store.
+            options: Options of the shuffle.
+            done: Number of buckets that are already written.
+            already_done: Whether the store already contains this shuffle.
+        """
+        missing = 0 if already_done else len(self.buckets) - done
+        rows = sum(self.selection.rows.values()) * missing // len(self.buckets)
+        bucket_bytes, spill = rows * self.row.stored, rows * self.row.sorted
+        replaces = "shuffle" in store.manifest.stages and not is_same_shuffle(store, options)
+        folders = FOLDERS if options.replace and replaces else ()
+        freed = sum(size for name in folders for size in storage_of(store.path / name).files().values())
+        free = free_space(store)
+        passes = count_passes(spill, free + freed - bucket_bytes, self.sort.memory, missing)
+        return ShufflePlan(
+            store=str(store.path),
+            seed=self.lineage["seed"],
+            choices=options.non_default(),
+            positions=store.manifest.counts["positions"],
+            rows=self.selection.rows,
+            left_out=self.selection.left_out,
+            buckets=self.lineage["buckets"],
+            buckets_done=done,
+            passes=passes,
+            memory=options.memory,
+            threads=self.sort.threads,
+            bucket_bytes=bucket_bytes,
+            spill_bytes=0 if spill <= self.sort.memory // 2 else -(-spill // passes),
+            disk_free=free,
+            disk_freed=freed,
+            already_done=already_done,
+            replaces=_describe(store, options) if replaces else None,
+            duplicates=self.selection.duplicates,
+            balance=self.selection.balance,
+            notes=self.selection.notes,
+        )
+
+
+def with_seed(store: Store, options: ShuffleOptions) -> ShuffleOptions:
+    """Return the options with a seed: if they have none, that of the store's shuffle, or 0 without one."""
+    if options.seed is not None:
+        return options
+    return replace(options, seed=store.manifest.stages.get("shuffle", {"seed": 0})["seed"])
+
+
+def is_same_shuffle(store: Store, options: ShuffleOptions) -> bool:
+    """Return whether the manifest lists a shuffle with these options; its files may be damaged."""
+    done = store.manifest.stages.get("shuffle")
+    if done is None:
+        return False
+    requested = _requested_lineage(store, options) | {"buckets": bucket_counts(options, done["splits"])}
+    return bool(done | requested == done)
+
+
+def _requested_lineage(store: Store, options: ShuffleOptions) -> dict[str, Any]:
+    return {
+        "seed": with_seed(store, options).seed,
+        "order_version": ORDER_VERSION,
+        "choices": options.non_default(),
+        "of": store.input_digest("shuffle"),
+    }
+
+
+def _describe(store: Store, options: ShuffleOptions) -> str:
+    done = store.manifest.stages["shuffle"]
+    size = format_bytes(sum(facts.bytes for facts in store.manifest.files_in("shuffled").values()))
+    text = f"the shuffle with seed {done['seed']}, {done['positions']:,} positions, {size}"
+    return f"{text}, {'and its exports, first' if options.replace else 'when this one is complete'}"
+
+
+def prepare(
+    store: Store,
+    options: ShuffleOptions,
+    folder: AnyPath,
+    spill: Path | None,
+    machines: Machines,
+    target: AnyPath | None = None,
+) -> Prepared:
+    """Select the rows and assign each to a bucket.
+
+    Args:
+        store: Store to shuffle.
+        options: Options of the shuffle, with a seed.
+        folder: Folder for small tables that the query of the sort reads; they are not removed.
+        spill: Folder for DuckDB's temporary files; None for the system's temporary folder.
+        machines: Machines that will do the work.
+        target: Folder in which the buckets are written; None for the store (default).
+
+    Raises:
+        StoreError: The store contains no positions.
+        ConfigError: An option cannot be used with this store.
+        BudgetError: The memory is too small.
+    """
+    positions, n = store.files("positions"), store.manifest.board_size
+    if not positions or n is None:
+        raise StoreError(
+            "the store contains no positions", path=store.path, hint="Run `hexdata convert` first."
+        )
+    assert options.seed is not None
+    memory = options.memory - BASE_MEMORY - client_memory(store.path)
+    threads = max(min(options.threads or machines.cores, memory // _THREAD_MEMORY), 1)
+    with duckdb_session(memory=memory, threads=threads, spill=spill, store=store.path) as con:
+        selection = select(store, options, options.seed, con, folder)
+        buckets = bucket_counts(options, selection.rows)
+        placement = selection.assign_buckets(buckets, con, folder)
+        varying = con.sql(f"""
+            SELECT coalesce(sum(total_uncompressed_size), 0)::BIGINT
+            FROM parquet_metadata({path_list_sql(positions)})
+            WHERE path_in_schema = 'metadata' OR starts_with(path_in_schema, 'policy')
+        """).fetchall()[0][0]
+    lineage = {
+        **_requested_lineage(store, options),
+        "positions": sum(selection.rows.values()),
+        "rejected": 0,
+        "left_out": selection.left_out,
+        "targets": list(selection.targets),
+        "splits": selection.rows,
+        "buckets": buckets,
+    }
+    sort = Sort(
+        store=store.path,
+        target=target or store.path,
+        query=placement.sql,
+        board_size=n,
+        targets=selection.targets,
+        memory=memory,
+        threads=threads,
+        spill=spill,
+    )
+    files = [Bucket(split, index) for split in buckets for index in range(buckets[split])]
+    row = RowSize.of(n, len(selection.targets), varying // store.manifest.counts["positions"])
+    return Prepared(selection, files, sort, lineage, row)
+
+
+def open_ledger(path: AnyPath, lineage: dict[str, Any], *, read_only: bool = False) -> Ledger:
+    """Open the ledger of a shuffle, with an entry for each finished bucket."""
+    return Ledger(path, "shuffle", lineage, SortedBucket, read_only=read_only)
+
+
+# --- the run ------------------------------------------------------------------------------------------
+
+
 class ShuffleRun:
     """One run of the shuffle. The caller must hold the store's lock."""
 
@@ -134,19 +273,12 @@ class ShuffleRun:
         self.retry = retry
         self.engine = engine
         self.restore = restore
-        self.machines = engine.machines
         self.work = store.work / "shuffle"
-        self.tables = self.work / "selection"
-        self.runs = self.work / "runs"
-        self.records = self.work / "sorted"
-        """Folder for the records of tasks, of which the ledger does not yet contain the buckets."""
         self.spill = storage_of(self.work / "spill").local
         self.target = store.path
         """Folder in which the buckets are written, with their names in the store."""
-        self.intact: dict[str, FileFacts] = {}
-        """Published buckets whose bytes match the manifest, as checked by this run."""
-        for folder in (self.tables, self.work / "spill"):
-            storage_of(folder).remove_tree()
+        for name in ("selection", "spill"):
+            storage_of(self.work / name).remove_tree()
 
     def shuffle(self) -> ShuffleResult:
         """Do all work that is not finished, and publish the result.
@@ -167,18 +299,30 @@ class ShuffleRun:
         plan: ShufflePlan | None = None
         self.progress.begin("select", None, "positions")
         try:
-            prepared = prepare(self.store, self.options, self.tables, self.spill, self.machines)
-            ledger = partial(open_ledger, self.work / LEDGER_NAME, prepared.ledger_plan)
-            plan = estimate_shuffle(self.store, self.options, prepared, ledger(read_only=True))
+            prepared = prepare(
+                self.store,
+                self.options,
+                self.work / "selection",
+                self.spill,
+                self.engine.machines,
+                self.target,
+            )
+            ledger = open_ledger(self.work / LEDGER_NAME, prepared.lineage)
+            done = self._done(prepared, ledger, damage)
+            resumed = len(done) if damage is None else 0
+            plan = prepared.plan(self.store, self.options, len(done), already_done=False)
             plan.require_disk()
+            if not done:
+                self._begin_new()
             log = StageLog(self.store.path, "shuffle")
             log.line(f"plan: {json.dumps(asdict(plan))}")
-            done = self._begin(prepared, ledger(), damage)
-            resumed = len(done) - 1
             with arrow_system_memory():
-                buckets = _Phases(self, prepared, done, log).write()
-            self._publish(buckets, prepared.lineage)
-            log.line(f"done: {resumed:,} units were finished by an earlier run")
+                self.retry.call(partial(self._write, prepared, ledger, done, plan.passes, log), log=log.line)
+            self._publish(
+                {bucket.name: SortedBucket(**ledger[bucket.name]) for bucket in prepared.buckets},
+                prepared.lineage,
+            )
+            log.line(f"done: {resumed:,} buckets were finished by an earlier run")
             log.publish()
         except MemoryError as error:
             raise BudgetError(
@@ -194,9 +338,8 @@ class ShuffleRun:
             path = error.filename or self.store.path
             raise plan.disk_full("the disk is full", path, free_space(self.store), error) from error
         made = prepared.selection
-        return replace(
-            self._result(resumed), duplicates=made.duplicates, balance=made.balance, notes=made.notes
-        )
+        result = self._result(resumed)
+        return replace(result, duplicates=made.duplicates, balance=made.balance, notes=made.notes)
 
     def _damage(self) -> dict[str, StoreError] | None:
         """Return the damaged buckets of the requested shuffle; None if the store does not contain it.
@@ -219,43 +362,27 @@ class ShuffleRun:
             manifest.stages["shuffle"] = {name: lineage[name] for name in lineage if name != "removed"}
             manifest.save(self.store.path)
 
-    def _begin(self, prepared: Prepared, ledger: Ledger, damage: dict[str, StoreError] | None) -> Ledger:
-        """Resume from the ledger, or keep the intact buckets, or start from the beginning."""
-        if _LAYOUT in ledger:
-            self._adopt_records(prepared, ledger)
-            return ledger
-        storage_of(self.records).remove_tree()
+    def _done(self, prepared: Prepared, ledger: Ledger, damage: dict[str, StoreError] | None) -> set[str]:
+        """Return the names of the complete buckets: those of an interrupted run, or the intact ones."""
+        if len(ledger):
+            self.progress.begin("check files", None, "bytes")
+            names = [bucket.name for bucket in prepared.buckets if bucket.name in ledger]
+            written = {name: _file_facts(SortedBucket(**ledger[name])) for name in names}
+            damaged = find_damage(self.store, written, engine=self.engine, root=self.target)
+            return written.keys() - damaged.keys()
         if damage is None:
-            self._begin_new()
+            return set()
+        published = self.store.manifest.buckets()
+        intact = {name: facts for name, facts in published.items() if name not in damage}
+        if self.store.manifest.removed_buckets:
+            self.progress.note(
+                f"writing {len(damage):,} of {len(published):,} buckets again, which `hexdata export "
+                "--free-buckets` removed; existing shards are kept"
+            )
         else:
-            storage_of(self.runs).remove_tree()
-            published = self.store.manifest.buckets()
-            self.intact = {name: facts for name, facts in published.items() if name not in damage}
-            if self.store.manifest.removed_buckets:
-                self.progress.note(
-                    f"writing {len(damage):,} of {len(published):,} buckets again, which `hexdata export "
-                    "--free-buckets` removed; existing shards are kept"
-                )
-            else:
-                self.progress.note(f"writing {len(damage):,} damaged of {len(published):,} buckets again")
-        kept = {name: facts.to_json() for name, facts in self.intact.items()}
-        ledger.finish_all({_LAYOUT: prepared.layout.to_json(), **kept})
-        return ledger
-
-    def _adopt_records(self, prepared: Prepared, ledger: Ledger) -> None:
-        """Add the buckets that the tasks of a killed run have recorded to the ledger."""
-        jobs = prepared.layout.parse_recorded(ledger[_LAYOUT], ledger.path).jobs
-        found: dict[str, object] = {}
-        for name in storage_of(self.records).files():
-            if name.endswith(_RECORD_SUFFIX):
-                record = open_ledger(self.records / name, prepared.ledger_plan, read_only=True)
-                first = int(name.rpartition("/")[2].removesuffix(_RECORD_SUFFIX))
-                names = (bucket.name for job in jobs if job.units.start >= first for bucket in job.buckets)
-                recorded = islice((name for name in names if name in record), len(record))
-                found |= {name: record[name] for name in recorded}
-        if found:
-            ledger.finish_all(found)
-        storage_of(self.records).remove_tree()
+            self.progress.note(f"writing {len(damage):,} damaged of {len(published):,} buckets again")
+        ledger.finish_all({name: asdict(facts) for name, facts in intact.items()})
+        return set(intact)
 
     def _begin_new(self) -> None:
         """Remove unfinished buckets, or with ``replace`` an old shuffle and the files made from it.
@@ -268,22 +395,68 @@ class ShuffleRun:
             exports = "and its exports" if freed else "once the new one is complete"
             self.progress.note(f"replacing the shuffle with seed {seed} {exports}")
         if self.target != self.store.path:
-            for folder in (self.target, self.runs):
-                storage_of(folder).remove_tree()
+            storage_of(self.target).remove_tree()
             return
+        if is_same_shuffle(self.store, self.options):
+            return  # all of its buckets are damaged, and written again
         manifest.stages = {
             name: s for name, s in manifest.stages.items() if name not in ("shuffle", *_DERIVED_STAGES)
         }
         self.store.unpublish(*FOLDERS)
-        storage_of(self.runs).remove_tree()
+
+    def _write(self, prepared: Prepared, ledger: Ledger, done: set[str], passes: int, log: StageLog) -> None:
+        """Write the missing buckets, and add each to the ledger and to ``done``."""
+        missing = [bucket for bucket in prepared.buckets if bucket.name not in done]
+        rows = sum(prepared.selection.rows.values())
+        self.progress.begin("sort", rows, "positions")
+        self.progress.advance(rows * (len(prepared.buckets) - len(missing)) // len(prepared.buckets))
+        if not missing:
+            return
+        if self.engine.machines.separate:
+            passes = max(passes, self.engine.machines.count)
+        bounds = [len(missing) * number // passes for number in range(passes + 1)]
+        parts = [missing[start:stop] for start, stop in pairwise(bounds) if stop > start]
+        try:
+            for name, facts, seconds in self._sorted(prepared, parts):
+                ledger.finish_buffered(name, asdict(facts))
+                done.add(name)
+                self.progress.advance(facts.rows)
+                log.line(
+                    f"{name}: {facts.rows:,} rows in {seconds:.2f} s, "
+                    f"{facts.rows / max(seconds, 1e-9):,.0f} rows/s, "
+                    f"{format_bytes(peak_resident_bytes())} peak resident memory"
+                )
+        finally:
+            ledger.save()
+
+    def _sorted(
+        self, prepared: Prepared, parts: list[list[Bucket]]
+    ) -> Iterator[tuple[str, SortedBucket, float]]:
+        """Sort parts of the buckets, each in a pass; yield each bucket when its file is complete."""
+        if not self.engine.machines.separate:
+            for part in parts:
+                yield from prepared.sort.write(part)
+            return
+        threads = prepared.sort.threads
+        cores = self.engine.machines.cores_per_task(threads, self.options.memory // threads)
+        memory = self.options.memory * cores // threads
+        sort = replace(prepared.sort, threads=cores, memory=memory - BASE_MEMORY)
+        tasks = ((sort, part) for part in parts)
+        for _, written in self.engine.run(
+            write_part, tasks, workers=threads // cores, memory=memory, cores=cores
+        ):
+            yield from written
 
     def _publish(self, buckets: dict[str, SortedBucket], lineage: dict[str, Any]) -> None:
         expected: dict[str, int] = lineage["splits"]
         found = dict.fromkeys(expected, 0)
+        policies: Counter[str] = Counter()
         for name, bucket in buckets.items():
-            found[name.split("/")[1]] += bucket.rows
+            split = name.split("/")[1]
+            found[split] += bucket.rows
+            policies[split] += bucket.policies or 0
         if found != expected:
-            storage_of(self.work).remove_tree()  # the runs and the ledger are unreliable
+            storage_of(self.work).remove_tree()  # the ledger is unreliable
             raise StoreError(
                 "the buckets do not contain every position",
                 path=self.store.path,
@@ -293,12 +466,14 @@ class ShuffleRun:
                 "`hexdata verify`.",
             )
         manifest = self.store.manifest
-        repaired = manifest.stages.get("shuffle", {}) if self.target == self.store.path else {}
-        policies = _count_policies(buckets) or repaired.get("policies")
+        if any(bucket.policies is None for bucket in buckets.values()):  # some were kept and not counted
+            counted = manifest.stages["shuffle"].get("policies")
+        else:
+            counted = dict(policies)
         before = manifest.digest("shuffled")
         kept = {name: f for name, f in manifest.files.items() if not name.startswith("shuffled/")}
         manifest.files = kept | {name: _file_facts(bucket) for name, bucket in buckets.items()}
-        manifest.stages["shuffle"] = lineage | ({} if policies is None else {"policies": policies})
+        manifest.stages["shuffle"] = lineage | ({} if counted is None else {"policies": counted})
         self.store.publish(self.target)
         if "export" in manifest.stages and manifest.digest("shuffled") != before:
             again = self.store.next_command("export")
@@ -319,209 +494,5 @@ class ShuffleRun:
         )
 
 
-def _count_policies(buckets: dict[str, SortedBucket]) -> dict[str, int] | None:
-    """Return the number of rows with a policy by split; None if that of some bucket is not known."""
-    counts: dict[str, int] = {}
-    for name, bucket in buckets.items():
-        if bucket.policies is None:
-            return None
-        split = name.split("/")[1]
-        counts[split] = counts.get(split, 0) + bucket.policies
-    return counts
-
-
 def _file_facts(bucket: SortedBucket) -> FileFacts:
     return FileFacts(bucket.rows, bucket.bytes, bucket.sha256)
-
-
-class _Bookkeeping:
-    """The ledger, progress and log of a shuffle. Used only by the calling thread."""
-
-    def __init__(self, ledger: Ledger, progress: Progress, log: StageLog) -> None:
-        self.ledger = ledger
-        self.progress = progress
-        self._log = log
-        self._reported: dict[str, int] = {}
-        """Number of rows of each bucket that have been reported to the progress."""
-
-    def log(self, line: str) -> None:
-        """Append a line to the log."""
-        self._log.line(line)
-
-    def advance(self, name: str, rows: int) -> None:
-        """Report the rows of a bucket. If it is written again, already reported rows are not counted."""
-        before = self._reported.get(name, 0)
-        self._reported[name] = max(rows, before)
-        self.progress.advance(max(rows - before, 0))
-
-    def finish_slice(self, slice_: Slice, sizes: list[int]) -> None:
-        """Record a finished slice."""
-        self.ledger.finish_buffered(slice_.name, {"bytes": sizes})
-        self.progress.advance(slice_.stop - slice_.start)
-
-    def finish(self, written: WrittenBucket) -> None:
-        """Record a finished bucket."""
-        self.ledger.finish_buffered(written.name, written.facts.to_json())
-        self.advance(written.name, written.facts.rows)
-        if written.seconds is not None:
-            rows, seconds = written.facts.rows, written.seconds
-            self._log.line(
-                f"{written.name}: {rows:,} rows in {seconds:.2f} s, {rows / max(seconds, 1e-9):,.0f} rows/s, "
-                f"{format_bytes(written.peak)} peak resident memory"
-            )
-
-
-class _Phases:
-    """Runs both phases: passes the units missing from the ledger to threads or to other machines."""
-
-    def __init__(self, run: ShuffleRun, prepared: Prepared, ledger: Ledger, log: StageLog) -> None:
-        assert run.store.manifest.board_size is not None
-        self.run = run
-        self.prepared = prepared
-        self.ledger = ledger
-        self.bookkeeping = _Bookkeeping(ledger, run.progress, log)
-        self.layout = prepared.layout.parse_recorded(ledger[_LAYOUT], ledger.path)
-        self.tasks = ShuffleTasks(
-            store=run.target,
-            folder=run.runs,
-            spill=run.spill,
-            key=prepared.selection.key,
-            board_size=run.store.manifest.board_size,
-            targets=prepared.selection.targets,
-            layout=self.layout,
-            limits=prepared.limits,
-            retry=run.retry,
-            shares_runs=run.machines.separate,
-            plan=prepared.ledger_plan,
-        )
-        self.records = run.records / os.urandom(8).hex()
-        """Folder for the records of this run, which are never those of tasks of a killed run."""
-
-    def write(self) -> dict[str, SortedBucket]:
-        """Write all missing runs and buckets, and return the facts of each bucket."""
-        self._scatter()
-        self._sort()
-        names = [bucket.name for job in self.layout.jobs for bucket in job.buckets]
-        return {name: SortedBucket(**self.ledger[name]) for name in names}
-
-    def _run_remotely(
-        self, function: Callable[..., TaskReport], tasks: Iterator[tuple[Any, ...]], *, cores: int = 1
-    ) -> Iterator[TaskReport]:
-        """Run tasks in separate processes, and yield each report after its lines are logged."""
-        threads = self.prepared.limits.threads
-        results = self.run.engine.run(
-            partial(function, self.tasks),
-            tasks,
-            workers=threads // cores,
-            memory=self.run.options.memory // threads * cores,
-            cores=cores,
-        )
-        for _, report in results:
-            for line in report.lines:
-                self.bookkeeping.log(line)
-            yield report
-
-    # --- phase 1 --------------------------------------------------------------------------------------
-
-    def _scatter(self) -> None:
-        """Write the missing runs."""
-        sizes = storage_of(self.run.runs).files()
-        todo = [slice_ for slice_ in self.layout.slices if not self._is_scattered(slice_, sizes)]
-        self.run.progress.begin("scatter", self.layout.positions, "positions")
-        remaining = sum(slice_.stop - slice_.start for slice_ in todo)
-        self.run.progress.advance(self.layout.positions - remaining)
-        placement = self.prepared.placement
-        tasks = ((slice_, placement.slice_sql(slice_.start, slice_.stop)) for slice_ in todo)
-        try:
-            if self.run.machines.separate:
-                for report in self._run_remotely(scatter_slice, tasks):
-                    assert report.slice_ is not None
-                    self.bookkeeping.finish_slice(report.slice_, report.sizes)
-            else:
-                self._scatter_in_threads(tasks)
-        finally:
-            self.ledger.save()
-
-    def _scatter_in_threads(self, tasks: Iterator[tuple[Slice, str]]) -> None:
-        threads = ThreadPool(self.prepared.limits.threads)
-        monitor = ThreadMonitor(threads, self.bookkeeping)
-
-        def scatter(task: tuple[Slice, str]) -> None:
-            sizes = self.tasks.scatter(*task, monitor)
-            threads.call_in_caller(self.bookkeeping.finish_slice, task[0], sizes)
-
-        threads.run(tasks, scatter)
-
-    def _runs(self, slice_: Slice) -> Iterator[tuple[str, int]]:
-        """Yield the name and size of each run of a finished slice."""
-        for number, size in enumerate(self.ledger[slice_.name]["bytes"]):
-            yield slice_.run_name(number), size
-
-    def _is_scattered(self, slice_: Slice, sizes: dict[str, int]) -> bool:
-        """Return whether a slice is finished and its runs are among the files with these sizes."""
-        return slice_.name in self.ledger and all(
-            sizes.get(name) == size for name, size in self._runs(slice_)
-        )
-
-    # --- phase 2 --------------------------------------------------------------------------------------
-
-    def _sort(self) -> None:
-        """Write the missing buckets."""
-        jobs = self.layout.jobs
-        done = self._finished([bucket.name for job in jobs for bucket in job.buckets])
-        todo = [job for job in jobs if not all(bucket.name in done for bucket in job.buckets)]
-        self.run.store.keep_only("shuffled", done)
-        self.run.progress.begin("sort", sum(self.prepared.selection.rows.values()), "positions")
-        self.run.progress.advance(sum(self.ledger[name]["rows"] for name in done))
-        names = (name for slice_ in self.layout.slices for name, _ in self._runs(slice_))
-        group = self._jobs_per_group(len(todo))
-        try:
-            with closing(MergedRunIndex((self.run.runs / name for name in names), self.run.spill)) as runs:
-                tasks = (
-                    (
-                        runs.only(range(jobs[0].units.start, jobs[-1].units.stop)),
-                        jobs,
-                        done.intersection(bucket.name for job in jobs for bucket in job.buckets),
-                    )
-                    for jobs in group_jobs(todo, group)
-                )
-                if self.run.machines.separate:
-                    self._sort_remotely(tasks, min(group, self.prepared.threads_per_task))
-                else:
-                    self._sort_in_threads(tasks)
-        finally:
-            self.ledger.save()
-
-    def _jobs_per_group(self, jobs: int) -> int:
-        """Return the number of jobs that are sorted in one task."""
-        if storage_of(self.run.runs).local is not None:
-            return 1
-        sizes = [size for slice_ in self.layout.slices for _, size in self._runs(slice_)]
-        job_bytes = sum(sizes) / len(self.layout.jobs)
-        if not job_bytes:
-            return 1
-        made = self.prepared
-        return jobs_per_group(jobs, len(sizes), job_bytes, made.sort_tasks, made.threads_per_task)
-
-    def _sort_in_threads(self, tasks: Iterator[_SortTask]) -> None:
-        threads = ThreadPool(self.prepared.limits.threads)
-        monitor = ThreadMonitor(threads, self.bookkeeping)
-        threads.run(tasks, lambda task: self.tasks.sort(*task, monitor))
-
-    def _sort_remotely(self, tasks: Iterator[_SortTask], threads: int) -> None:
-        """Run tasks that sort their jobs with a number of threads each."""
-        arguments = ((*task, self._record_of(task[1]), threads) for task in tasks)
-        for report in self._run_remotely(sort_jobs, arguments, cores=threads):
-            for written in report.written:
-                self.bookkeeping.finish(written)
-
-    def _record_of(self, jobs: list[Job]) -> AnyPath | None:
-        """Return the path of the record of a task; None if the task has a single job."""
-        return self.records / f"{jobs[0].units.start}{_RECORD_SUFFIX}" if len(jobs) > 1 else None
-
-    def _finished(self, names: list[str]) -> set[str]:
-        """Return the finished buckets. Those of an earlier run are included only if their digests match."""
-        done = {name: _file_facts(SortedBucket(**self.ledger[name])) for name in names if name in self.ledger}
-        unchecked = {name: facts for name, facts in done.items() if name not in self.run.intact}
-        run = self.run
-        return done.keys() - find_damage(run.store, unchecked, engine=run.engine, root=run.target).keys()

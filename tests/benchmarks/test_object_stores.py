@@ -17,14 +17,14 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hexdata.shuffle.prepare import prepare
+from hexdata.shuffle.runs import PARALLEL_READS, RunCopy, RunIndex, as_run, read_pieces, write_run
 
 from hexdata.engine.local import LocalEngine
 from hexdata.engine.protocol import Machines
 from hexdata.order import sort_key
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
-from hexdata.shuffle.prepare import prepare
-from hexdata.shuffle.runs import PARALLEL_READS, RunCopy, RunIndex, as_run, read_pieces, write_run
 from hexdata.storage import RemotePath
 from hexdata.store import Store
 from hexdata.store.session import duckdb_session

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from hexdata.shuffle.layout import make_limits, row_bytes
 
 from hexdata.convert import ConvertOptions
 from hexdata.errors import BudgetError
 from hexdata.export import ExportOptions, PicklesOptions
 from hexdata.shuffle import ShuffleOptions
-from hexdata.shuffle.layout import make_limits, row_bytes
 from hexdata.sql import SqlLimits
 from hexdata.verify import VerifyOptions
 

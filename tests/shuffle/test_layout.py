@@ -7,15 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from hexdata.engine.protocol import Machines
-from hexdata.errors import BudgetError, ConfigError
-from hexdata.order import sort_key
-from hexdata.pool import default_workers
-from hexdata.schema import SPLITS
-from hexdata.shuffle import ShuffleOptions
 from hexdata.shuffle.layout import (
     BUCKET_ROWS,
     ShuffleLayout,
@@ -26,6 +17,15 @@ from hexdata.shuffle.layout import (
     row_bytes,
     sort_cost,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hexdata.engine.protocol import Machines
+from hexdata.errors import BudgetError, ConfigError
+from hexdata.order import sort_key
+from hexdata.pool import default_workers
+from hexdata.schema import SPLITS
+from hexdata.shuffle import ShuffleOptions
 from hexdata.shuffle.options import MINIMUM_MEMORY
 
 ROWS = st.dictionaries(st.sampled_from(SPLITS), st.integers(1, 10**9), min_size=1).map(

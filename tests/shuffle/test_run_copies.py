@@ -10,12 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-
-from hexdata.engine.local import LocalEngine
-from hexdata.engine.protocol import Machines
-from hexdata.errors import StoreError
-from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
-from hexdata.shuffle import tasks as tasks_module
 from hexdata.shuffle.layout import Bucket, Job, group_jobs, jobs_per_group
 from hexdata.shuffle.runs import (
     PARALLEL_READS,
@@ -26,6 +20,12 @@ from hexdata.shuffle.runs import (
     run_schema,
     write_run,
 )
+
+from hexdata.engine.local import LocalEngine
+from hexdata.engine.protocol import Machines
+from hexdata.errors import StoreError
+from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
+from hexdata.shuffle import tasks as tasks_module
 from hexdata.storage import storage_of
 from tests.conftest import BOARD_SIZE, DERIVED
 from tests.object_store import Fault

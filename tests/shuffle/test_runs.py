@@ -11,10 +11,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from hexdata.errors import StoreError
 from hexdata.shuffle.runs import (
     MergedRunIndex,
     RunIndex,
@@ -25,6 +21,10 @@ from hexdata.shuffle.runs import (
     run_schema,
     write_run,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hexdata.errors import StoreError
 from tests.conftest import BOARD_SIZE, odd_positions
 
 ROWS = 120

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-
 from hexdata.shuffle.thread_pool import ThreadPool
+
 from hexdata.store.session import duckdb_session
 from tests.ctrl_c import ctrl_c_after
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
-from hexdata.retry import RetryPolicy
-from hexdata.schema import positions_schema
-from hexdata.shuffle import ShuffleOptions, layout, shuffle_store, tasks
 from hexdata.shuffle.layout import Slice, make_limits, row_bytes, scatter_cost
 from hexdata.shuffle.prepare import Prepared, prepare
 from hexdata.shuffle.runs import RunIndex, read_pieces, run_schema
 from hexdata.shuffle.tasks import ShuffleTasks, TaskReport
+
+from hexdata.retry import RetryPolicy
+from hexdata.schema import positions_schema
+from hexdata.shuffle import ShuffleOptions, layout, shuffle_store, tasks
 from hexdata.store import Store
 from hexdata.store.parquet import write_parquet
 from hexdata.verify import verify_store
