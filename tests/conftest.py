@@ -594,17 +594,15 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 @pytest.fixture
 def kill_at_every_change(tmp_path: Path) -> KillAtEveryChange:
-    """Return ``kill(stage, store, options, most_rows=None, every=1)``: copies in which the stage was killed.
+    """Return ``kill(stage, store, options, every=1)``: copies in which the stage was killed.
 
     There is one copy for each file that the stage renames or removes, killed right before that, and for each
     time that it appends to its ledger, killed in the middle of it; or for every k-th of these moments.
     """
 
-    def kill(
-        stage: str, store: Path, options: dict[str, Any], most_rows: int | None = None, every: int = 1
-    ) -> list[Path]:
+    def kill(stage: str, store: Path, options: dict[str, Any], every: int = 1) -> list[Path]:
         folder = tmp_path / "killed"
-        asked = {"stage": stage, "options": options, "most_rows": most_rows, "every": every}
+        asked = {"stage": stage, "options": options, "every": every}
         command = [sys.executable, str(KILL_STAGE), str(store), str(folder), json.dumps(asked)]
         subprocess.run(command, check=True, timeout=600)
         return sorted(folder.iterdir())

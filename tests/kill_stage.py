@@ -18,7 +18,7 @@ from typing import Any
 
 from hexdata.export import ExportOptions, export_shards
 from hexdata.extras import hide_pandas
-from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
+from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.storage.local import LocalStorage
 
 STAGES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
@@ -72,8 +72,6 @@ def run_killed(store: Path, arguments: dict[str, Any], moment: int) -> bool:
 def main() -> None:
     hide_pandas()  # each child would import it
     store, folder, arguments = Path(sys.argv[1]), Path(sys.argv[2]), json.loads(sys.argv[3])
-    if arguments["most_rows"] is not None:
-        layout.MAX_ROWS = arguments["most_rows"]  # type: ignore[misc]
     for moment in itertools.count(step=arguments["every"]):
         copy = folder / f"{moment:03d}"
         shutil.copytree(store, copy)

@@ -1,10 +1,10 @@
 """The sort of a shuffle, in passes over ranges of buckets.
 
-A pass is one query: it reads the selected positions, keeps those of its buckets and sorts them by split, bucket
-and sort key. DuckDB spills what exceeds its memory, some 100 bytes a position. The sorted rows are streamed into
-the bucket files, each of which gets its final name when it is complete. So an interrupted shuffle repeats only
-the buckets without a file, and more passes need less temporary disk space. Each further pass costs one more
-reading of all positions, 0.2 microseconds a position.
+A pass is one query: it reads the selected positions, keeps those of its buckets and sorts them by split,
+bucket and sort key. DuckDB spills what exceeds its memory, some 100 bytes a position. The sorted rows are
+streamed into the bucket files, each of which gets its final name when it is complete. So an interrupted
+shuffle repeats only the buckets without a file, and more passes need less temporary disk space. Each further
+pass costs one more reading of all positions, 0.2 microseconds a position.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from hexdata.engine import Engine
 from hexdata.engine.protocol import Machines
-from hexdata.errors import BudgetError, StoreError
+from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.progress import Progress
 from hexdata.retry import RetryPolicy
@@ -324,14 +324,6 @@ class ShuffleRun:
             )
             log.line(f"done: {resumed:,} buckets were finished by an earlier run")
             log.publish()
-        except MemoryError as error:
-            raise BudgetError(
-                "out of memory",
-                path=self.store.path,
-                found=str(error) or None,
-                expected=f"{format_bytes(self.options.memory)} (--memory)",
-                hint="Lower --memory or close other programs, and run the command again to resume.",
-            ) from error
         except OSError as error:
             if plan is None or not is_disk_full(error):
                 raise  # without a plan, the store reports a full disk

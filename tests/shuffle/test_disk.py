@@ -9,8 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +19,7 @@ import pytest
 from hexdata.errors import BudgetError, ConfigError, StoreError
 from hexdata.progress import Silent
 from hexdata.retry import is_transient
-from hexdata.shuffle import RetryPolicy, ShuffleOptions, layout, plan_shuffle, shuffle_store
+from hexdata.shuffle import RetryPolicy, ShuffleOptions, plan_shuffle, shuffle_store
 from hexdata.storage import is_disk_full
 from hexdata.store import Store
 from hexdata.store.session import duckdb_session
@@ -41,16 +40,9 @@ class Usage(NamedTuple):
     free: int
 
 
-@pytest.fixture(scope="module", autouse=True)
-def many_units() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "MAX_ROWS", 700)
-        yield
-
-
 @pytest.fixture(scope="module")
 def expected(
-    many_units: None, trmph_store: Path, tmp_path_factory: pytest.TempPathFactory, store_bytes: StoreBytes
+    trmph_store: Path, tmp_path_factory: pytest.TempPathFactory, store_bytes: StoreBytes
 ) -> dict[str, str]:
     """The bytes of a shuffle without disk errors."""
     store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("undisturbed") / "store")
@@ -71,20 +63,16 @@ def test_too_little_disk_is_refused_before_anything_is_written(
     store = copy_store(trmph_store)
     shuffle_store(store, ShuffleOptions(seed=4))
     before = store_bytes(store)
-    replacing = replace(OPTIONS, replace=True)
-    needed, freed = (getattr(plan_shuffle(store, replacing), name) for name in ("disk_needed", "disk_freed"))
-    assert 0 < freed < needed
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 30, 0, needed - freed - 1))
-    with pytest.raises(
-        BudgetError, match=rf"{store}: too little disk space.*expected .* of temporary runs.*Free disk space"
-    ):
-        shuffle_store(store, replacing)
-    assert store_bytes(store) == before
-    assert not (store / "logs").exists() or 'seed": 5' not in (store / "logs" / "shuffle.log").read_text()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 30, 0, needed - freed))
-    with pytest.raises(BudgetError, match="with --replace, the present shuffle"):
+    plan = plan_shuffle(store, replace(OPTIONS, replace=True))
+    assert 0 < plan.disk_freed < plan.disk_needed
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 30, 0, plan.disk_needed - 1))
+    with pytest.raises(BudgetError, match=rf"{store}: too little disk space.*expected .*--replace"):
         shuffle_store(store, OPTIONS)
-    shuffle_store(store, replacing)
+    assert store_bytes(store) == before
+    assert 'seed": 5' not in (store / "logs" / "shuffle.log").read_text()
+    freed = plan.disk_needed - plan.disk_freed
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 30, 0, freed))
+    shuffle_store(store, replace(OPTIONS, replace=True))
 
 
 def test_files_of_an_interrupted_shuffle_reduce_the_needed_space(
@@ -95,7 +83,7 @@ def test_files_of_an_interrupted_shuffle_reduce_the_needed_space(
 
         def advance(self, amount: int) -> None:
             self.written += amount
-            if self.written > 3_000:
+            if self.written > 1_000:
                 raise KeyboardInterrupt
 
     store = copy_store(trmph_store)
@@ -103,24 +91,22 @@ def test_files_of_an_interrupted_shuffle_reduce_the_needed_space(
     with pytest.raises(KeyboardInterrupt):
         shuffle_store(store, OPTIONS, Stop())
     after = plan_shuffle(store, OPTIONS)
-    assert before.disk_done == before.units_done == after.disk_freed == 0
+    assert before.buckets_done == 0
     assert after.disk_needed < before.disk_needed
-    files = [*(store / ".work" / "shuffle" / "runs").glob("run-*"), *(store / "shuffled").rglob("bucket-*")]
-    assert 0 < after.disk_done <= sum(path.stat().st_size for path in files)
-    assert shuffle_store(store, OPTIONS).resumed == after.units_done > 0
+    assert shuffle_store(store, OPTIONS).resumed == after.buckets_done > 0
     assert store_bytes(store) == expected
 
 
 def test_a_file_size_limit_stops_the_shuffle_cleanly(
     trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
 ) -> None:
-    """In both phases. The limit is set in a separate process because it cannot be raised again."""
+    """The limit is set in a separate process because it cannot be raised again."""
     store, whole = copy_store(trmph_store), copy_store(trmph_store, "whole")
-    options = {"seed": 5, "buckets": 1, "threads": 2}
+    options = {"seed": 5, "buckets": 2, "threads": 2}
     shuffle_store(whole, ShuffleOptions(**options))
     largest = max(path.stat().st_size for path in whole.rglob("bucket-*"))
     for size in (6_000, largest - 1):
-        settings = json.dumps({"options": options, "max_rows": 700, "file_size": size})
+        settings = json.dumps({"options": options, "file_size": size})
         command = [sys.executable, str(SCRIPT), str(store), settings]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 1
@@ -134,16 +120,13 @@ def test_a_file_size_limit_stops_the_shuffle_cleanly(
 
 
 class Filler(Silent):
-    """Fills the disk during a phase."""
+    """Fills the disk when the first bucket is written."""
 
-    def __init__(self, disk: Path, stage: str) -> None:
-        self.ballast, self.stage, self.current = disk / "ballast", stage, ""
-
-    def begin(self, stage: str, total: int | None, unit: str) -> None:
-        self.current = stage
+    def __init__(self, disk: Path) -> None:
+        self.ballast = disk / "ballast"
 
     def advance(self, amount: int) -> None:
-        if amount and self.current == self.stage and not self.ballast.exists():
+        if amount and not self.ballast.exists():
             with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
                 self._fill()
 
@@ -153,12 +136,11 @@ class Filler(Silent):
                 pass
 
 
-@pytest.mark.parametrize("phase", ["scatter", "sort"])
 def test_a_disk_that_fills_up_stops_the_shuffle_cleanly(
-    small_disk: Path, trmph_store: Path, store_bytes: StoreBytes, expected: dict[str, str], phase: str
+    small_disk: Path, trmph_store: Path, store_bytes: StoreBytes, expected: dict[str, str]
 ) -> None:
     store = shutil.copytree(trmph_store, small_disk / "store")
-    filler = Filler(small_disk, phase)
+    filler = Filler(small_disk)
     with pytest.raises(BudgetError, match=r"the disk is full; found .* free; expected .*Free disk space"):
         shuffle_store(store, OPTIONS, filler)
     assert filler.ballast.exists()
@@ -217,12 +199,13 @@ def failing(times: int, code: int, original: Callable[[int], None], every: int =
     return fsync
 
 
-def in_workers(fsync: Callable[[int], None]) -> Callable[[int], None]:
-    """Fail only in workers, which write the units. The calling thread writes the ledger."""
+def of_buckets(fsync: Callable[[int], None]) -> Callable[[int], None]:
+    """Fail only for the files of buckets."""
     original = os.fsync
 
     def call(descriptor: int) -> None:
-        (original if threading.current_thread() is threading.main_thread() else fsync)(descriptor)
+        is_bucket = "bucket-" in Path(f"/proc/self/fd/{descriptor}").readlink().name
+        (fsync if is_bucket else original)(descriptor)
 
     return call
 
@@ -240,22 +223,10 @@ def test_temporary_errors_are_retried(
     monkeypatch: pytest.MonkeyPatch,
     code: int,
 ) -> None:
-    class Count(Silent):
-        stage, seen = "", {"scatter": 0, "sort": 0}
-
-        def begin(self, stage: str, total: int | None, unit: str) -> None:
-            self.stage = stage
-
-        def advance(self, amount: int) -> None:
-            self.seen[self.stage] += amount
-
-    count = Count()
-    count.seen = {"scatter": 0, "sort": 0}
     store = copy_store(trmph_store)
-    monkeypatch.setattr(os, "fsync", in_workers(failing(3, code, os.fsync)))
-    result = shuffle_store(store, OPTIONS, count, retry=QUICK)
+    monkeypatch.setattr(os, "fsync", of_buckets(failing(3, code, os.fsync)))
+    assert shuffle_store(store, OPTIONS, retry=QUICK).resumed == 0
     assert store_bytes(store) == expected
-    assert count.seen == {"scatter": result.positions, "sort": result.positions}
 
 
 @pytest.mark.parametrize("code", PERMANENT if FULL else PERMANENT[:2])
@@ -263,10 +234,10 @@ def test_permanent_errors_are_not_retried(
     trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     store = copy_store(trmph_store)
-    monkeypatch.setattr(os, "fsync", in_workers(failing(1, code, os.fsync)))
+    monkeypatch.setattr(os, "fsync", of_buckets(failing(1, code, os.fsync)))
     with pytest.raises((OSError, StoreError), match=os.strerror(code)) as caught:
         shuffle_store(store, OPTIONS, retry=QUICK)
-    assert str(store / ".work" / "shuffle") in str(caught.value)  # the file
+    assert str(store / "shuffled") in str(caught.value)  # the file
     assert "attempt" not in (store / "logs" / "shuffle.log").read_text()
     assert temporaries(store) == []
 
@@ -275,10 +246,10 @@ def test_the_error_of_the_last_attempt_is_raised(
     trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = copy_store(trmph_store)
-    monkeypatch.setattr(os, "fsync", in_workers(failing(10**9, errno.EIO, os.fsync, every=1)))
+    monkeypatch.setattr(os, "fsync", of_buckets(failing(10**9, errno.EIO, os.fsync, every=1)))
     with pytest.raises(StoreError, match=rf"{os.strerror(errno.EIO)}\. Check the disk") as caught:
         shuffle_store(store, OPTIONS, retry=QUICK)
-    assert str(caught.value.path).startswith(str(store / ".work" / "shuffle"))
+    assert str(caught.value.path).startswith(str(store / "shuffled"))
 
 
 def run_failing(retry: RetryPolicy, errors: list[OSError | None]) -> tuple[list[float], BaseException | None]:

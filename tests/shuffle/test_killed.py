@@ -7,15 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from hexdata.order import uniform_draw
-from hexdata.progress import Silent
-from hexdata.shuffle import ShuffleOptions, layout, shuffle_store
+from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from tests.ledger_units import read_units
 from tests.pairs import FULL
@@ -25,11 +23,11 @@ if TYPE_CHECKING:
     from tests.conftest import CopyStore, StoreBytes
 
 SCRIPT = Path(__file__).parent / "shuffle_script.py"
-MAX_ROWS = 250
-OPTIONS = {"seed": 5, "buckets": 30, "threads": 3}
+PASSES = 5
+OPTIONS = {"seed": 5, "buckets": 60, "threads": 2}
 KILLS = 4 if FULL else 2
-MAX_UNITS = 6
-"""Maximum number of units before a kill, so that some work remains after all kills."""
+MOST_BUCKETS = 6
+"""Maximum number of buckets before a kill, so that some work remains after all kills."""
 TIMEOUT_SECONDS = 300.0
 """Seconds after which a process that does not end fails the test."""
 
@@ -42,9 +40,9 @@ def without_nanobind(errors: str) -> list[str]:
     return [line for line in errors.splitlines() if not line.startswith(noise)]
 
 
-def start(store: Path, units: int) -> Running:
-    """Start a shuffle that does not end by itself, and wait until ``units`` units are finished."""
-    settings = {"options": OPTIONS, "max_rows": MAX_ROWS, "units": units}
+def start(store: Path, buckets: int) -> Running:
+    """Start a shuffle that does not end by itself, and wait until this number of buckets is written."""
+    settings = {"options": OPTIONS, "passes": PASSES, "buckets": buckets}
     command = [sys.executable, str(SCRIPT), str(store), json.dumps(settings)]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     running = subprocess.Popen(command, text=True, **pipes)
@@ -53,36 +51,19 @@ def start(store: Path, units: int) -> Running:
     return running
 
 
-class Count(Silent):
-    """Counts the units."""
-
-    units = 0
-
-    def advance(self, amount: int) -> None:
-        self.units += bool(amount)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_units() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "MAX_ROWS", MAX_ROWS)
-        yield
-
-
 @pytest.fixture(scope="module")
 def undisturbed(
-    small_units: None, trmph_store: Path, tmp_path_factory: pytest.TempPathFactory, store_bytes: StoreBytes
+    trmph_store: Path, tmp_path_factory: pytest.TempPathFactory, store_bytes: StoreBytes
 ) -> tuple[dict[str, str], int]:
-    """The bytes and the number of units of an uninterrupted shuffle."""
+    """The bytes and the number of buckets of an uninterrupted shuffle."""
     store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("undisturbed") / "store")
-    count = Count()
-    shuffle_store(store, ShuffleOptions(**OPTIONS), count)
-    return store_bytes(store), count.units
+    result = shuffle_store(store, ShuffleOptions(**OPTIONS))
+    return store_bytes(store), sum(result.buckets.values())
 
 
 def finished_files(store: Path) -> dict[Path, int]:
     """Return the inode of each finished file in the ledger."""
-    names = read_units(store / ".work" / "shuffle" / "shuffling_progress.json")
+    names = read_units(store / ".work" / "shuffle" / "progress.json")
     return {store / name: (store / name).stat().st_ino for name in names if name.startswith("shuffled/")}
 
 
@@ -92,12 +73,12 @@ def test_killed_at_random_moments(
     store_bytes: StoreBytes,
     undisturbed: tuple[dict[str, str], int],
 ) -> None:
-    expected, units = undisturbed
-    assert units > KILLS * (MAX_UNITS + AHEAD)
+    expected, buckets = undisturbed
+    assert buckets > KILLS * (MOST_BUCKETS + AHEAD)
     store = copy_store(trmph_store)
     for draw in uniform_draw(range(KILLS), 7).tolist():
         before = finished_files(store)
-        running = start(store, 1 + int(draw * MAX_UNITS))
+        running = start(store, 1 + int(draw * MOST_BUCKETS))
         running.kill()
         running.communicate(timeout=TIMEOUT_SECONDS)
         assert running.returncode == -signal.SIGKILL
@@ -117,13 +98,15 @@ def test_ctrl_c_stops_the_shuffle_cleanly(
     undisturbed: tuple[dict[str, str], int],
     part: float,
 ) -> None:
-    expected, units = undisturbed
+    expected, buckets = undisturbed
     store = copy_store(trmph_store)
-    running = start(store, max(1, int(part * units)))
+    running = start(store, max(1, int(part * buckets)))
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=TIMEOUT_SECONDS)
     assert (running.returncode, without_nanobind(errors)) == (130, [])
-    left = [path for path in store.rglob("*") if path.name.endswith(".tmp") or "cut-" in path.name]
+    left = [
+        path for path in store.rglob("*") if path.name.endswith(".tmp") or path.name.startswith("hexdata-")
+    ]
     assert left == []
     assert shuffle_store(store, ShuffleOptions(**OPTIONS)).resumed > 0
     assert store_bytes(store) == expected

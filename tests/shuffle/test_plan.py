@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 from hexdata.cli import app
 from hexdata.errors import StoreError
 from hexdata.progress import Silent
-from hexdata.shuffle import ShuffleOptions, layout, plan_shuffle, shuffle_store
+from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
+from hexdata.shuffle.plan import count_passes
 from hexdata.store import Store
 from hexdata.verify import verify_store
 
 if TYPE_CHECKING:
-    from tests.conftest import CopyStore, StoreBytes, WriteOddStore
+    from tests.conftest import CopyStore
 
 OPTIONS = ShuffleOptions(seed=5, buckets=6, threads=2)
 
@@ -37,11 +38,9 @@ def test_planning_writes_nothing_and_predicts_the_shuffle(trmph_store: Path, cop
     assert everything(store) == before
     made = shuffle_store(store, OPTIONS)
     assert (plan.rows, plan.buckets, plan.left_out) == (made.splits, made.buckets, made.left_out)
-    assert (plan.seed, plan.already_done, plan.units_done, plan.threads) == (5, False, 0, 2)
-    assert 0.5 * made.bytes < plan.bucket_bytes < 2 * made.bytes
-    assert plan.disk_needed > plan.run_bytes + plan.bucket_bytes
-    assert plan.seconds > 0
-    assert plan.duckdb_memory * plan.threads < plan.memory == 1_000_000_000
+    assert (plan.seed, plan.already_done, plan.buckets_done, plan.threads) == (5, False, 0, 2)
+    assert made.bytes < plan.bucket_bytes < 3 * made.bytes
+    assert (plan.passes, plan.spill_bytes, plan.memory) == (1, 0, 1_000_000_000)
 
 
 def test_the_plan_counts_excluded_positions(odd_store: Path) -> None:
@@ -58,7 +57,7 @@ def test_a_finished_shuffle_needs_nothing(trmph_store: Path, copy_store: CopySto
     before = everything(store)
     plan = plan_shuffle(store, OPTIONS)
     assert everything(store) == before
-    assert (plan.already_done, plan.disk_needed, plan.disk_freed, plan.seconds) == (True, 0, 0, 0)
+    assert (plan.already_done, plan.disk_needed, plan.disk_freed) == (True, 0, 0)
     other = plan_shuffle(store, ShuffleOptions(seed=6))
     assert not other.already_done
     assert other.replaces is not None
@@ -68,7 +67,7 @@ def test_a_finished_shuffle_needs_nothing(trmph_store: Path, copy_store: CopySto
 
 
 def test_planning_does_not_change_the_ledger_of_another_shuffle(
-    trmph_store: Path, copy_store: CopyStore, store_bytes: StoreBytes
+    trmph_store: Path, copy_store: CopyStore
 ) -> None:
     class Stop(Silent):
         def advance(self, amount: int) -> None:
@@ -79,14 +78,14 @@ def test_planning_does_not_change_the_ledger_of_another_shuffle(
     with pytest.raises(KeyboardInterrupt):
         shuffle_store(store, OPTIONS, Stop())
     before = everything(store)
-    assert plan_shuffle(store, ShuffleOptions(seed=6)).units_done == 0
-    assert plan_shuffle(store, OPTIONS).units_done > 0
+    assert plan_shuffle(store, ShuffleOptions(seed=6)).buckets_done == 0
+    assert plan_shuffle(store, OPTIONS).buckets_done > 0
     assert everything(store) == before
 
 
 def test_a_corrupt_ledger_is_named(trmph_store: Path, copy_store: CopyStore) -> None:
     store = copy_store(trmph_store)
-    ledger = store / ".work" / "shuffle" / "shuffling_progress.json"
+    ledger = store / ".work" / "shuffle" / "progress.json"
     ledger.parent.mkdir(parents=True)
     ledger.write_text("[]")
     with pytest.raises(StoreError, match=r"wrong value; found .*; expected an object") as caught:
@@ -105,8 +104,24 @@ def test_a_dry_run(trmph_store: Path, copy_store: CopyStore, as_json: bool) -> N
     if as_json:
         assert json.loads(result.stdout)["buckets"]["train"] == 4
     else:
-        for word in ("train", "65,536 rows", "needed", "free", "estimated", "at a time"):
+        for word in ("train", "6 buckets", "1, each sorts", "1 GB", "needed", "free"):
             assert word in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("spill", "free", "memory", "buckets", "passes"),
+    [
+        (900, 0, 2_000, 9, 1),  # it fits into half of the memory
+        (9_000, 12_000, 1_000, 9, 1),
+        (9_000, 6_000, 1_000, 9, 2),
+        (9_000, 100, 1_000, 9, 9),  # at most one pass for each bucket
+    ],
+)
+def test_a_small_disk_needs_more_passes(
+    spill: int, free: int, memory: int, buckets: int, passes: int
+) -> None:
+    """The temporary files of a pass take at most 80 % of the free disk."""
+    assert count_passes(spill, free, memory, buckets) == passes
 
 
 # --- the log ------------------------------------------------------------------------------------------
@@ -127,7 +142,7 @@ def test_the_log_has_one_line_per_bucket(trmph_store: Path, copy_store: CopyStor
     found = {match["name"]: int(match["rows"].replace(",", "")) for match in matches}
     files = Store.open(store).manifest.files_in("shuffled")
     assert found == {name: facts.rows for name, facts in files.items()}
-    assert lines[-1].endswith("done: 0 units were finished by an earlier run")
+    assert lines[-1].endswith("done: 0 buckets were finished by an earlier run")
     shuffle_store(store, ShuffleOptions(seed=6))
     assert (store / "logs" / "shuffle.log").read_text().splitlines()[: len(lines)] == lines
 
@@ -137,15 +152,3 @@ def test_the_log_is_not_part_of_the_dataset(trmph_store: Path, copy_store: CopyS
     shuffle_store(store, OPTIONS)
     verify_store(store).require()
     assert not Store.open(store).manifest.files_in("logs")
-
-
-def test_units_that_exceed_the_limits_are_logged(
-    tmp_path: Path, write_odd_store: WriteOddStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Some forty whole games in as many buckets: a bucket may contain several games, or none."""
-    monkeypatch.setattr(layout, "MAX_ROWS", 40)
-    store = write_odd_store(tmp_path / "store", 900, 3)
-    shuffle_store(store, ShuffleOptions(buckets=40, assign="game"))
-    log = (store / "logs" / "shuffle.log").read_text()
-    assert re.search(r"shuffled/train/bucket-\d{6}\.parquet: \d+ rows .* exceed the limits: split", log)
-    assert sum(facts.rows for facts in Store.open(store).manifest.files_in("shuffled").values()) == 900

@@ -21,12 +21,14 @@ from hexdata.export import ExportOptions, export_shards
 from hexdata.order import bucket_bounds, derive_key, sort_key
 from hexdata.progress import Silent
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.shuffle import ShuffleOptions, layout, plan_shuffle, shuffle_store, tasks
+from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store, sort
+from hexdata.shuffle.options import MINIMUM_MEMORY
 from hexdata.store import Store
 from hexdata.store.files import FileFacts
 from hexdata.store.manifest import Manifest
 from hexdata.verify import verify_store
 from tests.pairs import FULL
+from tests.shuffle.shuffle_script import sort_in_passes
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore, DemoTrmph, StoreBytes, WriteOddStore
@@ -36,34 +38,29 @@ NAMES = ["it's [a]*? {b}", "split=train", '盤 "ø"; --']
 """Names of stores with characters that are special in SQL, patterns and paths."""
 GRID: dict[str, dict[str, Any]] = {
     "one bucket": {"buckets": 1, "threads": 1},
-    "one bucket in parts, two threads": {"buckets": 1, "threads": 2, "max_rows": 100},
-    "one bucket in small parts": {"buckets": 1, "threads": 2, "max_rows": 60},
+    "one bucket, two threads": {"buckets": 1, "threads": 2},
     "3 buckets": {"buckets": 3, "threads": 2},
-    "3 buckets in parts": {"buckets": 3, "threads": 1, "max_rows": 100},
-    "3 buckets, less memory": {"buckets": 3, "threads": 2, "memory": 450_000_000, "max_rows": 170},
-    "3 buckets, more threads": {"buckets": 3, "threads": 5, "memory": 2_000_000_000, "max_rows": 60},
+    "3 buckets, 2 passes": {"buckets": 3, "threads": 1, "passes": 2},
+    "3 buckets, least memory": {"buckets": 3, "threads": 2, "memory": MINIMUM_MEMORY, "passes": 3},
+    "3 buckets, more threads": {"buckets": 3, "threads": 5, "memory": 2_000_000_000},
     "40 buckets": {"buckets": 40, "threads": 2},
-    "40 buckets, groups of them": {"buckets": 40, "threads": 3, "max_rows": 90},
-    "as many buckets as there are by default": {"threads": 2, "max_rows": 100},
+    "40 buckets, 7 passes": {"buckets": 40, "threads": 2, "passes": 7},
+    "as many buckets as there are by default": {"threads": 2},
     "games": {"buckets": 3, "threads": 1, "assign": "game"},
-    "games in parts": {"buckets": 3, "threads": 2, "assign": "game", "max_rows": 90},
-    "games in groups": {"buckets": 40, "threads": 1, "assign": "game"},
-    "games in groups that are cut": {"buckets": 40, "threads": 2, "assign": "game", "max_rows": 110},
+    "games, 3 passes": {"buckets": 3, "threads": 2, "assign": "game", "passes": 3},
+    "games in many buckets": {"buckets": 40, "threads": 1, "assign": "game"},
+    "games in many buckets, 9 passes": {"buckets": 40, "threads": 2, "assign": "game", "passes": 9},
     "strata": {"buckets": 3, "threads": 1, "stratify_by": "length"},
-    "strata in parts": {"buckets": 3, "threads": 2, "stratify_by": "length", "max_rows": 90},
+    "strata, 2 passes": {"buckets": 3, "threads": 2, "stratify_by": "length", "passes": 2},
 }
-SAME_BYTES = [list(GRID)[:3], list(GRID)[3:7], list(GRID)[7:9]]
-SAME_BYTES += [
-    [name for name in GRID if name in names]
-    for names in (
-        ("games", "games in parts"),
-        ("games in groups", "games in groups that are cut"),
-        ("strata", "strata in parts"),
-    )
+SAME_BYTES = [
+    [name for name in GRID if name.startswith(start)]
+    for start in ("one bucket", "3 buckets", "40 buckets", "games in many", "strata")
 ]
+SAME_BYTES.append(["games", "games, 3 passes"])
 BY_KEY = [name for name, asked in GRID.items() if not {"assign", "stratify_by"} & asked.keys()]
 """Cases in which the order does not depend on the buckets."""
-EXPORTED = ("one bucket", "3 buckets in parts", "40 buckets, groups of them")
+EXPORTED = ("one bucket", "3 buckets, 2 passes", "40 buckets, 7 passes")
 
 
 TARGETS = ("extra.odd", "extra.temperature", "root_value", "visits", "weight")
@@ -110,8 +107,7 @@ class Shuffled(dict[str, Path]):
         store = shutil.copytree(self._converted, self._converted.with_name(f"store-{len(self)}"))
         options = dict(GRID[name])
         with pytest.MonkeyPatch.context() as monkeypatch:
-            if rows := options.pop("max_rows", None):
-                monkeypatch.setattr(layout, "MAX_ROWS", rows)
+            sort_in_passes(monkeypatch, options.pop("passes", 1))
             shuffle_store(store, ShuffleOptions(seed=SEED, **options))
         if name in EXPORTED:
             export_shards(store, ExportOptions(shard_size=128, block_size=32, workers=1))
@@ -362,18 +358,18 @@ def test_out_of_memory_is_reported_and_finished_work_is_kept(
 ) -> None:
     store = copy_store(odd_store)
     options = ShuffleOptions(buckets=3, threads=1)
-    original = tasks.write_parquet
+    original = sort.write_parquet
 
-    def short(path: Path, schema: pa.Schema, tables: Iterator[pa.Table], *, replace: bool) -> FileFacts:
+    def short(path: Path, schema: pa.Schema, tables: Iterator[pa.Table]) -> FileFacts:
         if path.name == "bucket-000002.parquet":
             raise MemoryError("malloc of size 7 failed")
-        return original(path, schema, tables, replace=replace)
+        return original(path, schema, tables)
 
-    monkeypatch.setattr(tasks, "write_parquet", short)
-    with pytest.raises(BudgetError, match=r"out of memory; found malloc .*1 GB.*Lower --memory"):
+    monkeypatch.setattr(sort, "write_parquet", short)
+    with pytest.raises(BudgetError, match=r"out of memory; found malloc .*Raise --memory"):
         shuffle_store(store, options)
     monkeypatch.undo()
-    assert shuffle_store(store, options).resumed > 2
+    assert shuffle_store(store, options).resumed == 2
     verify_store(store).require()
 
 
@@ -381,12 +377,12 @@ def test_a_lost_position_is_never_published(
     odd_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = copy_store(odd_store)
-    original = tasks.write_parquet
+    original = sort.write_parquet
 
-    def lossy(path: Path, schema: pa.Schema, tables: Iterator[pa.Table], *, replace: bool) -> FileFacts:
-        return original(path, schema, (table[1:] for table in tables), replace=replace)
+    def lossy(path: Path, schema: pa.Schema, tables: Iterator[pa.Table]) -> FileFacts:
+        return original(path, schema, (table[1:] for table in tables))
 
-    monkeypatch.setattr(tasks, "write_parquet", lossy)
+    monkeypatch.setattr(sort, "write_parquet", lossy)
     with pytest.raises(StoreError, match=r"every position; found 759 in train, .*; expected 760 in train"):
         shuffle_store(store)
     assert "shuffle" not in Store.open(store).manifest.stages

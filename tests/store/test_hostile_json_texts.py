@@ -214,7 +214,7 @@ def interrupted(store: Path, options: ShuffleOptions) -> Path:
         patch.setattr("hexdata.shuffle.stage._Phases._sort", stop)
         with pytest.raises(Stop):
             shuffle_store(store, options)
-    (ledger,) = Store.open(store).work.rglob("shuffling_progress.json")
+    (ledger,) = Store.open(store).work.rglob("progress.json")
     assert isinstance(ledger, Path)
     assert "layout" in read_units(ledger)
     return ledger

@@ -64,7 +64,7 @@ FILES = [
     ".hexdata.duckdb.123.tmp",
     "logs/shuffle.log",
     "logs/stages.jsonl",
-    ".work/shuffle/shuffling_progress.json",
+    ".work/shuffle/progress.json",
     ".work/export/progress.json",
     ".work/shuffle/.run.1.tmp",
 ]
