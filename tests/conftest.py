@@ -202,8 +202,6 @@ SLOW_FILES = frozenset(
         "shuffle/test_objects.py",
         "shuffle/test_plan.py",
         "shuffle/test_resume.py",
-        "shuffle/test_run_copies.py",
-        "shuffle/test_runs.py",
         "shuffle/test_shuffle.py",
         "shuffle/test_wide.py",
         "simulation/test_objects.py",

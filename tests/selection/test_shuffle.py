@@ -43,7 +43,7 @@ def buckets_of(path):
 def test_buckets_contain_the_assigned_positions(name, choose, assign, trmph_store, copy_store, store_bytes):
     chosen = choose(trmph_store, **OPTIONS[name])
     made = {}
-    for threads, memory in ((1, 1_000_000_000), (2, 450_000_000)):
+    for threads, memory in ((1, 1_000_000_000), (2, 600_000_000)):
         store = copy_store(trmph_store, f"store-{threads}")
         options = ShuffleOptions(**OPTIONS[name], seed=SEED, buckets=4, threads=threads, memory=memory)
         result = shuffle_store(store, options)
