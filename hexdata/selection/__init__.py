@@ -7,15 +7,12 @@ them and compares the results.
 from hexdata.selection.balance import BalanceRow, Means
 from hexdata.selection.dedup import Duplicates
 from hexdata.selection.options import SelectionOptions
-from hexdata.selection.placement import ALL_GAMES, Placement
 from hexdata.selection.select import Selection, select
 
 __all__ = [
-    "ALL_GAMES",
     "BalanceRow",
     "Duplicates",
     "Means",
-    "Placement",
     "Selection",
     "SelectionOptions",
     "select",

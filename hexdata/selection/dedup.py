@@ -58,8 +58,8 @@ def count_duplicates(con: DuckDBPyConnection, tables: StoreTables) -> Duplicates
 
 def drop_duplicates(
     con: DuckDBPyConnection, tables: StoreTables, rows: str, kind: str, path: AnyPath, all_rows: bool
-) -> tuple[str, str]:
-    """Return a query for ``rows`` without the positions of duplicate games, and the table that it joins.
+) -> str:
+    """Return a query for ``rows`` without the positions of duplicate games.
 
     Of equal games that have positions in ``rows``, the one with the lowest id is kept. Positions without a
     game are kept.
@@ -76,7 +76,7 @@ def drop_duplicates(
     schema = pa.schema([("game_id", pa.int64())])
     write_parquet(path, schema, con.sql(copies).to_arrow_reader(_BATCH_ROWS))
     dropped = read_parquet_sql([path.resolve()])
-    return f"SELECT * FROM ({rows}) ANTI JOIN {dropped} USING (game_id)", dropped
+    return f"SELECT * FROM ({rows}) ANTI JOIN {dropped} USING (game_id)"
 
 
 def duplicates_sql(tables: StoreTables, kind: str, rows: str | None) -> str:
@@ -112,8 +112,8 @@ def _copies_sql(tables: StoreTables, present: str = "") -> str:
 
 def limit_per_game(
     con: DuckDBPyConnection, tables: StoreTables, rows: str, limit: int, by: str, seed: int, path: AnyPath
-) -> tuple[str, str]:
-    """Return a query for at most ``limit`` positions per game of ``rows``, and the table that it joins.
+) -> str:
+    """Return a query for at most ``limit`` positions per game of ``rows``.
 
     Positions are kept in the order of a seeded key or, with ``by="tier"``, of their value sample tier (NULL
     last) and then the key. The ply of a position has no influence. All positions without a game are kept.
@@ -136,12 +136,11 @@ def limit_per_game(
     schema = pa.schema([("game_id", pa.int64()), ("tier", pa.uint8()), ("key", pa.uint64())])
     write_parquet(path, schema, _first_beyond_limit(con, tables, ranked, limit))
     limits = read_parquet_sql([path.resolve()])
-    kept = f"""
+    return f"""
         SELECT p.* EXCLUDE (game_tier, game_key)
         FROM ({ranked}) p LEFT JOIN {limits} t USING (game_id)
         WHERE t.key IS NULL OR game_tier < t.tier OR (game_tier = t.tier AND game_key < t.key)
     """
-    return kept, limits
 
 
 def _first_beyond_limit(

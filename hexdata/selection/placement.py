@@ -1,10 +1,12 @@
-"""Assignment of positions to buckets: by position, by game or by stratum."""
+"""Assignment of positions to buckets: by position, by game or by stratum.
+
+Each function returns a query for the selected positions with three more columns: ``split`` (index into
+``SPLITS``), ``bucket`` (UINTEGER) and ``sort_key`` (UBIGINT).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -21,89 +23,27 @@ from hexdata.selection.tables import StoreTables, write_table
 from hexdata.storage import AnyPath
 from hexdata.store.session import DuckDBPyConnection
 
-__all__ = ["ALL_GAMES", "Placement", "assign_games", "assign_positions", "assign_strata"]
+__all__ = ["assign_games", "assign_positions", "assign_strata"]
 
 MAX_STRATUM_PARTS: Final = 1 << 20
 """Maximum size of the table of strata and buckets, which is joined to every position."""
-ALL_GAMES: Final = range(1 << 62)
-"""Range of all possible game ids."""
 _LAST_KEY: Final = (1 << 64) - 1
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Query for the selected positions with the columns that define their order: split, bucket, sort_key."""
-
-    sql: str
-    tables: StoreTables
-    game_ranges: tuple[range, ...] | None = None
-    """Range that contains all game ids of each file of positions; None if unknown."""
-
-    def rows_sql(self) -> str:
-        """Return a query for all selected positions, in no particular order.
-
-        The columns are those of positions, ``split`` (index into ``SPLITS``), ``bucket`` (UINTEGER) and
-        ``sort_key`` (UBIGINT).
-        """
-        return self.sql
-
-    def slice_sql(self, start: int, stop: int) -> str:
-        """Return the query for the selected positions with start <= position_id < stop.
-
-        Whether a position is selected depends only on its row and its game. The query therefore reads only
-        the files of these positions, and joins only their games. Its length does not depend on the store.
-        """
-        restricted = self.tables.restricted(range(start, stop), self._games(start, stop))
-        rows = "".join(part if isinstance(part, str) else restricted[part] for part in self._parts)
-        return f"SELECT * FROM ({rows}) WHERE position_id >= {start} AND position_id < {stop}"
-
-    def _games(self, start: int, stop: int) -> range:
-        """Return a range that contains the games of a slice."""
-        if self.game_ranges is None:
-            return ALL_GAMES
-        files = self.tables.files_between(start, stop)
-        found = [games for games in self.game_ranges[files.start : files.stop] if games]
-        return range(
-            min((games.start for games in found), default=0), max((games.stop for games in found), default=0)
-        )
-
-    @cached_property
-    def _parts(self) -> list[str | int]:
-        """The query in parts: text, and the index of a table in ``restrictable``."""
-        parts: list[str | int] = [self.sql]
-        for index, table in enumerate(self.tables.restrictable):
-            split: list[str | int] = []
-            for part in parts:
-                if isinstance(part, int):
-                    split.append(part)
-                    continue
-                first, *others = part.split(table)
-                split.append(first)
-                for text in others:
-                    split += [index, text]
-            parts = split
-        return parts
-
-
-def assign_positions(tables: StoreTables, chosen: str, key: int, buckets: dict[int, int]) -> Placement:
+def assign_positions(chosen: str, key: int, buckets: dict[int, int]) -> str:
     """Assign each position by its sort key; the number of buckets does not change the order."""
-    return _by_range(tables, chosen, key, "sort_key", buckets)
+    return _by_range(chosen, key, "sort_key", buckets)
 
 
-def assign_games(
-    tables: StoreTables, chosen: str, key: int, game_key: int, buckets: dict[int, int]
-) -> Placement:
+def assign_games(chosen: str, key: int, game_key: int, buckets: dict[int, int]) -> str:
     """Assign each game by the game's own key, and each position without a game by its sort key."""
-    return _by_range(tables, chosen, key, f"coalesce({sort_key_sql('game_id', game_key)}, sort_key)", buckets)
+    return _by_range(chosen, key, f"coalesce({sort_key_sql('game_id', game_key)}, sort_key)", buckets)
 
 
-def _by_range(
-    tables: StoreTables, chosen: str, key: int, bucket_key: str, buckets: dict[int, int]
-) -> Placement:
+def _by_range(chosen: str, key: int, bucket_key: str, buckets: dict[int, int]) -> str:
     """Assign each position to the bucket whose key range contains ``bucket_key``.
 
     Args:
-        tables: Tables of the store.
         chosen: Query for positions with ``split_index``.
         key: Key of ``sort_key``.
         bucket_key: SQL expression of type UBIGINT.
@@ -112,11 +52,10 @@ def _by_range(
     count = " ".join(f"WHEN {split} THEN {number}" for split, number in buckets.items())
     # Bucket i begins at key floor(i · 2^64 / B), so it is the largest i with i · 2^64 < (key + 1) · B.
     bucket = f"(({bucket_key})::UHUGEINT + 1) * (CASE split_index {count} END)::UHUGEINT - 1"
-    sql = f"""
+    return f"""
         SELECT * RENAME (split_index AS split), (({bucket}) >> 64)::UINTEGER AS bucket
         FROM (SELECT *, {sort_key_sql("position_id", key)} AS sort_key FROM ({chosen}))
     """
-    return Placement(sql, tables)
 
 
 def assign_strata(
@@ -128,7 +67,7 @@ def assign_strata(
     key: int,
     buckets: dict[int, int],
     folder: AnyPath,
-) -> Placement:
+) -> str:
     """Divide the positions of each stratum evenly between the buckets, to within one position.
 
     The n positions of a stratum are sorted by a separate key. With B buckets, bucket b receives the ranks r
@@ -172,14 +111,13 @@ def assign_strata(
         for stratum, (bucket, _), low in zip(strata, shares, lows, strict=True)
     )
     table = write_table(folder / "strata.parquet", parts)
-    sql = f"""
+    return f"""
         SELECT p.* EXCLUDE (group_value, cut_key, cell) RENAME (split_index AS split), t.bucket,
                {sort_key_sql("p.position_id", key)} AS sort_key
         FROM (SELECT *, cut_key >> {64 - bits} AS cell FROM ({grouped})) p
         LEFT JOIN {table} t
         ON {same_group_sql("p", "t")} AND p.cell = t.cell AND p.cut_key BETWEEN t.low AND t.high
     """
-    return Placement(sql, tables)
 
 
 def _shares(

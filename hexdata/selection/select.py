@@ -12,7 +12,7 @@ from hexdata.selection.balance import BalanceRow, balance
 from hexdata.selection.dedup import Duplicates, count_duplicates, drop_duplicates, limit_per_game
 from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
 from hexdata.selection.options import SelectionOptions
-from hexdata.selection.placement import Placement, assign_games, assign_positions, assign_strata
+from hexdata.selection.placement import assign_games, assign_positions, assign_strata
 from hexdata.selection.tables import SPLIT_INDEX_SQL, StoreTables
 from hexdata.storage import AnyPath
 from hexdata.store import Store
@@ -54,8 +54,10 @@ class Selection:
     _assign: str = field(repr=False)
     _strata: Expression | None = field(repr=False)
 
-    def assign_buckets(self, buckets: dict[str, int], con: DuckDBPyConnection, folder: AnyPath) -> Placement:
+    def assign_buckets(self, buckets: dict[str, int], con: DuckDBPyConnection, folder: AnyPath) -> str:
         """Return the query that assigns each selected position to a bucket of its split.
+
+        Its columns are those of positions, ``split`` (index into ``SPLITS``), ``bucket`` and ``sort_key``.
 
         Args:
             buckets: Number of buckets by split.
@@ -73,10 +75,8 @@ class Selection:
                     con, self._tables, rows, self._strata, self._seed, self.key, numbers, folder
                 )
         if self._assign == "game":
-            return assign_games(
-                self._tables, rows, self.key, derive_key(self._seed, "shuffle-games"), numbers
-            )
-        return assign_positions(self._tables, rows, self.key, numbers)
+            return assign_games(rows, self.key, derive_key(self._seed, "shuffle-games"), numbers)
+        return assign_positions(rows, self.key, numbers)
 
 
 def select(
@@ -152,7 +152,7 @@ class _Selector:
         self.seed = seed
         self.folder = folder
         self.rows = tables.rows_sql()
-        self.left = sum(rows for _, rows in tables.parts)
+        self.left = tables.rows
         self.counts: dict[int, int] = {}
         """Remaining positions by split, an index into ``SPLITS``; empty until they are counted."""
         self.left_out: dict[str, int] = {}
@@ -181,7 +181,7 @@ class _Selector:
         self._record_left_out("where")
 
     def _dedup(self, kind: str) -> None:
-        self.rows, dropped = drop_duplicates(
+        self.rows = drop_duplicates(
             self.con,
             self.tables,
             self.rows,
@@ -189,16 +189,14 @@ class _Selector:
             self.folder / "dedup.parquet",
             all_rows="where" not in self.expressions,
         )
-        self.tables = self.tables.with_lookup(dropped)
         self._count()
         self._record_left_out("dedup")
 
     def _per_game(self, limit: int) -> None:
         path = self.folder / "per-game.parquet"
-        self.rows, limits = limit_per_game(
+        self.rows = limit_per_game(
             self.con, self.tables, self.rows, limit, self.options.per_game_by, self.seed, path
         )
-        self.tables = self.tables.with_lookup(limits)
         unknown = self._count()
         self._record_left_out("per_game")
         if unknown:

@@ -5,11 +5,8 @@ Queries have one row per position. Games and sources are joined only if an expre
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -23,7 +20,7 @@ from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.columns import ViewColumn, select_sql, view_columns
 from hexdata.store.parquet import ROW_GROUP_ROWS, write_parquet
-from hexdata.store.session import DuckDBPyConnection, path_list_sql, read_parquet_sql
+from hexdata.store.session import DuckDBPyConnection, read_parquet_sql
 
 __all__ = ["GAME_COLUMNS", "SPLIT_INDEX_SQL", "StoreTables", "write_table"]
 
@@ -48,10 +45,6 @@ _BLOCK_BITS: Final = 12
 """Base-2 logarithm of the number of game ids in a block; ranges of games are looked up by block."""
 
 
-_Parts = tuple[tuple[AnyPath, int], ...]
-"""Files with their numbers of rows."""
-
-
 @dataclass(frozen=True)
 class StoreTables:
     """The tables of one store, as SQL.
@@ -65,9 +58,7 @@ class StoreTables:
         sources: SQL that reads the sources table.
         position_columns: DuckDB's types of the stored columns of positions, by name.
         view_columns: The columns of positions that expressions may use, by name.
-        parts: The files of positions with their numbers of rows, in the order of position ids.
-        game_parts: The files of games with their numbers of rows, in the order of game ids. Default none.
-        lookups: SQL of each table of games that was written for queries to join. Default none.
+        rows: Number of positions.
         held_out: SQL of the games outside the training split, set by :meth:`with_lookup_tables`.
         source_runs: SQL of ranges of game ids with their source, set by :meth:`with_lookup_tables` if an
             expression uses a column of sources.
@@ -78,9 +69,7 @@ class StoreTables:
     sources: str
     position_columns: dict[str, str]
     view_columns: dict[str, ViewColumn]
-    parts: _Parts
-    game_parts: _Parts = ()
-    lookups: tuple[str, ...] = ()
+    rows: int
     held_out: str | None = None
     source_runs: str | None = None
 
@@ -95,54 +84,8 @@ class StoreTables:
             _table_sql(store, "sources", sources_schema()),
             sql_columns(schema),
             view_columns(schema),
-            _parts(store, "positions"),
-            _parts(store, "games"),
+            store.manifest.counts["positions"],
         )
-
-    @property
-    def restrictable(self) -> list[str]:
-        """SQL of the tables that :meth:`restricted` restricts: positions, games and ``lookups``."""
-        return [self.positions, self.games, *self.lookups]
-
-    def files_between(self, start: int, stop: int) -> range:
-        """Return the indexes of the files that contain positions with start <= position_id < stop."""
-        return _between(self._first_positions, start, stop)
-
-    def restricted(self, ids: range, games: range) -> list[str]:
-        """Return SQL for a few rows of each of the ``restrictable`` tables.
-
-        Args:
-            ids: Position ids to read. Other positions of the same files are read as well.
-            games: Game ids to read.
-        """
-        return [
-            _restricted_sql(self._around_positions, self.parts, self.files_between(ids.start, ids.stop)),
-            _restricted_sql(
-                self._around_games, self.game_parts, _between(self._first_games, games.start, games.stop)
-            ),
-            *(
-                f"(SELECT * FROM {table} WHERE game_id >= {games.start} AND game_id < {games.stop})"
-                for table in self.lookups
-            ),
-        ]
-
-    # These take long with many files, and do not depend on the slice.
-
-    @cached_property
-    def _first_positions(self) -> list[int]:
-        return _first_rows(self.parts)
-
-    @cached_property
-    def _first_games(self) -> list[int]:
-        return _first_rows(self.game_parts)
-
-    @cached_property
-    def _around_positions(self) -> list[str]:
-        return self.positions.split(_paths_sql(self.parts))
-
-    @cached_property
-    def _around_games(self) -> list[str]:
-        return self.games.split(_paths_sql(self.game_parts))
 
     @property
     def expression_columns(self) -> dict[str, str]:
@@ -205,16 +148,12 @@ class StoreTables:
     ) -> StoreTables:
         """Return these tables with the lookup tables that queries join, written to ``folder``.
 
-        Each slice of a shuffle is a separate query that reads the lookup tables again, so they are small.
+        Each pass of a shuffle is a separate query that reads the lookup tables again, so they are small.
         """
         ready = self._with_held_out(con, folder / "held-out.parquet")
         if any(expression.columns & _SOURCE_COLUMNS for expression in expressions):
             return replace(ready, source_runs=write_table(folder / "source-runs.parquet", self._runs(con)))
         return ready
-
-    def with_lookup(self, table: str) -> StoreTables:
-        """Return these tables with one more in ``lookups``."""
-        return replace(self, lookups=(*self.lookups, table))
 
     def _with_held_out(self, con: DuckDBPyConnection, path: AnyPath) -> StoreTables:
         query = f"""
@@ -223,8 +162,7 @@ class StoreTables:
         """
         rows = con.sql(query).to_arrow_reader(ROW_GROUP_ROWS)
         write_parquet(path, rows.schema, rows)
-        held_out = read_parquet_sql([path.resolve()])
-        return replace(self, held_out=held_out).with_lookup(held_out)
+        return replace(self, held_out=read_parquet_sql([path.resolve()]))
 
     def _runs(self, con: DuckDBPyConnection) -> pa.Table:
         """Return ranges of game ids with their source, split at block boundaries.
@@ -261,31 +199,6 @@ def write_table(path: AnyPath, table: pa.Table) -> str:
     """Write a lookup table atomically and return the SQL that reads it."""
     write_parquet(path, table.schema, [table])
     return read_parquet_sql([path.resolve()])
-
-
-def _parts(store: Store, table: str) -> _Parts:
-    rows = (facts.rows for facts in store.manifest.files_in(table).values())
-    return tuple(zip(store.files(table), rows, strict=True))
-
-
-def _paths_sql(parts: _Parts) -> str:
-    return path_list_sql([path for path, _ in parts])
-
-
-def _first_rows(parts: _Parts) -> list[int]:
-    """Return the number of rows before each file, and the total."""
-    return list(accumulate((rows for _, rows in parts), initial=0))
-
-
-def _between(firsts: list[int], start: int, stop: int) -> range:
-    """Return the indexes of the files that contain rows from ``start`` to ``stop`` (exclusive)."""
-    begin = bisect_right(firsts, start) - 1
-    return range(begin, max(begin, min(bisect_left(firsts, stop), len(firsts) - 1)))
-
-
-def _restricted_sql(around: list[str], parts: _Parts, files: range) -> str:
-    """Return the SQL of a table with some of its files, or with the first one, of which no row is needed."""
-    return _paths_sql(parts[files.start : files.stop] or parts[:1]).join(around)
 
 
 def _table_sql(store: Store, table: str, schema: pa.Schema) -> str:

@@ -217,7 +217,7 @@ def prepare(
     with duckdb_session(memory=memory, threads=threads, spill=spill, store=store.path) as con:
         selection = select(store, options, options.seed, con, folder)
         buckets = bucket_counts(options, selection.rows)
-        placement = selection.assign_buckets(buckets, con, folder)
+        query = selection.assign_buckets(buckets, con, folder)
         varying = con.sql(f"""
             SELECT coalesce(sum(total_uncompressed_size), 0)::BIGINT
             FROM parquet_metadata({path_list_sql(positions)})
@@ -235,7 +235,7 @@ def prepare(
     sort = Sort(
         store=store.path,
         target=target or store.path,
-        query=placement.sql,
+        query=query,
         board_size=n,
         targets=selection.targets,
         memory=memory,

@@ -152,14 +152,14 @@ class _Comparison:
         schema = pa.schema([field for field in schema if field.name in names])
         counts = {split: self.manifest.positions(split) for split in self.manifest.splits}
         self.progress.begin("compare positions", sum(counts.values()), "positions")
-        with open_placement(self.store, self.options) as (con, selection, placement):
+        with open_placement(self.store, self.options) as (con, selection, query):
             if selection.rows != counts:
                 raise VerifyError(
                     "the shards have other positions than the store", found=counts, expected=selection.rows
                 )
 
             def placed_rows() -> Iterator[tuple[PlacedRows, UInt64Array, UInt64Array]]:
-                for placed in read_placed(con, placement, schema):
+                for placed in read_placed(con, query, schema):
                     keys = sort_key(placed.rows["position_id"].to_numpy(), key)
                     yield placed, keys, self._digests(placed, policies)
                     self.progress.advance(len(keys))
@@ -168,7 +168,7 @@ class _Comparison:
             if different is not None:
                 place, number = different
                 shard = self.manifest.splits[SPLITS[place]][number]
-                rows = read_part_rows(con, placement, schema, place, parts[place], number)
+                rows = read_part_rows(con, query, schema, place, parts[place], number)
                 self._compare(number, shard, rows, schema)
                 raise VerifyError("the shard has other positions than the store", path=self._path(shard))
         return fields

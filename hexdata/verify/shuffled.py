@@ -15,7 +15,7 @@ from hexdata.errors import VerifyError
 from hexdata.order import derive_key, sort_key
 from hexdata.quality import Figure, Quality
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.selection import Placement, Selection, SelectionOptions, select
+from hexdata.selection import Selection, SelectionOptions, select
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.columns import select_sql
@@ -51,7 +51,7 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
     lineage = store.manifest.stages["shuffle"]
     _check_bucket_names(store)
     removed = store.manifest.removed_buckets
-    with open_placement(store, options) as (con, selection, placement):
+    with open_placement(store, options) as (con, selection, query):
         for name, counted in (("splits", selection.rows), ("left_out", selection.left_out)):
             if counted != lineage[name]:
                 raise VerifyError(
@@ -60,7 +60,7 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
         columns = positions_schema(store.manifest.board_size or 1, selection.targets)
         only_counted = "0::UBIGINT AS digest, policy IS NOT NULL AS has_policy"
         values = only_counted if removed else _digest_sql(columns)
-        expected = _digests(con, f"SELECT split, bucket, {values} FROM ({placement.rows_sql()})")
+        expected = _digests(con, f"SELECT split, bucket, {values} FROM ({query})")
         if removed:
             found = {
                 key: (removed[name].rows, *digest[1:])
@@ -99,7 +99,7 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
 @contextmanager
 def open_placement(
     store: Store, options: VerifyOptions
-) -> Iterator[tuple[DuckDBPyConnection, Selection, Placement]]:
+) -> Iterator[tuple[DuckDBPyConnection, Selection, str]]:
     """Select the positions of the shuffle again, and assign them to their buckets.
 
     Args:

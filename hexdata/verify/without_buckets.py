@@ -17,7 +17,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.order import derive_key, sort_key
-from hexdata.selection import Placement
 from hexdata.shards.blocks import Block, row_fields
 from hexdata.store.session import DuckDBPyConnection
 
@@ -170,17 +169,17 @@ def find_different(
     return None
 
 
-def read_placed(con: DuckDBPyConnection, placement: Placement, schema: pa.Schema) -> Iterator[PlacedRows]:
+def read_placed(con: DuckDBPyConnection, query: str, schema: pa.Schema) -> Iterator[PlacedRows]:
     """Yield all selected positions of a store with their places, in no particular order.
 
     Args:
-        con: The session of the placement.
-        placement: The query for the positions.
+        con: The session of the query.
+        query: Query for the positions with the bucket of each.
         schema: Columns of the rows.
     """
     names = ", ".join(f'"{name}"' for name in schema.names)
-    query = f"SELECT {names}, split::BIGINT, bucket::BIGINT FROM ({placement.rows_sql()})"
-    for batch in con.sql(query).to_arrow_reader(_BATCH_ROWS):
+    placed = f"SELECT {names}, split::BIGINT, bucket::BIGINT FROM ({query})"
+    for batch in con.sql(placed).to_arrow_reader(_BATCH_ROWS):
         if batch.num_rows:
             *columns, split, bucket = batch.columns
             rows = pa.Table.from_arrays(columns, names=schema.names).cast(schema)
@@ -189,7 +188,7 @@ def read_placed(con: DuckDBPyConnection, placement: Placement, schema: pa.Schema
 
 def read_part_rows(
     con: DuckDBPyConnection,
-    placement: Placement,
+    query: str,
     schema: pa.Schema,
     split: int,
     parts: Sequence[Part],
@@ -198,8 +197,8 @@ def read_part_rows(
     """Yield the positions of the store that belong to one shard, in their order.
 
     Args:
-        con: The session of the placement.
-        placement: The query for the positions.
+        con: The session of the query.
+        query: Query for the positions with the bucket of each.
         schema: Columns of the rows.
         split: Index of the split in ``SPLITS``.
         parts: All parts of the split.
@@ -219,7 +218,7 @@ def read_part_rows(
     names = ", ".join(f'"{name}"' for name in schema.names)
     count = sum(part.rows for part in parts if part.shard == shard)
     rows = con.sql(f"""
-        SELECT {names} FROM ({placement.rows_sql()}) WHERE split = {split} AND ({" OR ".join(conditions)})
+        SELECT {names} FROM ({query}) WHERE split = {split} AND ({" OR ".join(conditions)})
         ORDER BY bucket, sort_key LIMIT {count + 1}
     """)
     for batch in rows.to_arrow_reader(_BATCH_ROWS):

@@ -227,7 +227,7 @@ def assign(con: DuckDBPyConnection, tmp_path_factory: pytest.TempPathFactory) ->
 
     def run(selection: Selection, **buckets: int) -> list[tuple[str, int, int, int]]:
         placement = selection.assign_buckets(buckets, con, tmp_path_factory.mktemp("placement"))
-        query = f"SELECT split, bucket, sort_key, position_id FROM ({placement.rows_sql()}) ORDER BY ALL"
+        query = f"SELECT split, bucket, sort_key, position_id FROM ({placement}) ORDER BY ALL"
         return [(SPLITS[split], *rest) for split, *rest in con.sql(query).fetchall()]
 
     return run

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter, defaultdict
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +16,6 @@ from hexdata.schema import SPLITS
 from hexdata.selection import placement as placement_module
 from hexdata.selection import ranks
 from hexdata.selection.placement import assign_positions
-from hexdata.selection.tables import StoreTables
-from hexdata.store import Store
 
 SEED = 11
 STRATA = {
@@ -82,8 +76,7 @@ def test_boundaries_equal_bucket_bounds_exactly(con, buckets):
     keys = [0, (1 << 64) - 1, *(k + d for k in bounds for d in (-1, 0, 1))]
     ids = ", ".join(f"({unsort(key, 5)}::UBIGINT)" for key in keys)
     chosen = f"SELECT id AS position_id, 0 AS split_index FROM (VALUES {ids}) AS ids(id)"
-    no_store = StoreTables("positions", "games", "sources", {}, {}, ())
-    assigned = con.sql(assign_positions(no_store, chosen, 5, {0: buckets}).rows_sql()).fetchall()
+    assigned = con.sql(assign_positions(chosen, 5, {0: buckets})).fetchall()
     assert sorted((key, bucket) for _, _, key, bucket in assigned) == sorted(
         (k, in_range(k, buckets)) for k in keys
     )
@@ -181,74 +174,13 @@ def test_strata_are_divided_after_the_filters(choose, assign, kept, choice_store
     assert {i: bucket for _, bucket, _, i in found} == expected_strata(rows, STRATA["source"], numbers, SEED)
 
 
-@pytest.mark.parametrize(
-    "asked",
-    [
-        {},
-        {"assign": "game"},
-        {"stratify_by": "length"},
-        {"balance_by": "winner"},
-        {"where": "game_positions > 5 AND source <> 'x'", "dedup": "symmetric", "per_game": 3},
-    ],
-)
-@pytest.mark.parametrize("restricted", [False, True])
-def test_slices_concatenate_to_the_whole(asked, restricted, con, choose, tmp_path, choice_store):
-    placement = choose(choice_store, **asked).assign_buckets({"train": 3, "val": 2, "test": 1}, con, tmp_path)
-    if restricted:
-        placement = replace(placement, game_ranges=game_ranges(choice_store))
-    whole = con.sql(f"FROM ({placement.rows_sql()}) ORDER BY position_id")
+def test_the_query_has_the_columns_of_positions_and_the_place(con, choose, tmp_path, choice_store):
+    placement = choose(choice_store).assign_buckets({"train": 3, "val": 2, "test": 1}, con, tmp_path)
+    placed = con.sql(f"FROM ({placement})")
     plain = con.sql(f"FROM read_parquet('{choice_store}/positions/*.parquet')").columns
-    assert set(whole.columns) == {*plain, "split", "bucket", "sort_key"}
-    types = dict(zip(whole.columns, whole.types, strict=True))
+    assert set(placed.columns) == {*plain, "split", "bucket", "sort_key"}
+    types = dict(zip(placed.columns, placed.types, strict=True))
     assert [types[n] for n in ("split", "bucket", "sort_key")] == ["UTINYINT", "UINTEGER", "UBIGINT"]
-    rows = whole.fetchall()
-    cuts = [0, 1, 100, 400, sum(rows for _, rows in placement.tables.parts)]
-    parts = [
-        con.sql(f"FROM ({placement.slice_sql(a, b)}) ORDER BY position_id").fetchall()
-        for a, b in pairwise(cuts)
-    ]
-    assert [row for part in parts for row in part] == rows
-
-
-def game_ranges(store):
-    """Return the range of the games of each file of positions."""
-    found = (
-        pq.read_table(path, columns=["game_id"])["game_id"] for path in Store.open(store).files("positions")
-    )
-    ends = (pc.min_max(ids).as_py() for ids in found)
-    return tuple(range(*(0, 0) if end["min"] is None else (end["min"], end["max"] + 1)) for end in ends)
-
-
-def test_a_slice_joins_only_its_games(con, choose, tmp_path, choice_store):
-    """Its query contains only the names of its files, so that its length does not depend on the store."""
-    placement = choose(choice_store, where="game_positions > 0", dedup="exact", per_game=9).assign_buckets(
-        {"train": 3, "val": 2, "test": 1}, con, tmp_path
-    )
-    ranges, tables = game_ranges(choice_store), placement.tables
-    (first, first_rows), (second, _) = tables.parts
-    (_, first_games), (second_of_games, _) = tables.game_parts
-    assert ranges[0] != ranges[1]
-    for games, start in zip(ranges, (0, first_rows), strict=True):
-        query = replace(placement, game_ranges=ranges).slice_sql(start, start + 1)
-        assert [str(path) in query for path in (first, second)] == [start == 0, start > 0]
-        assert (str(second_of_games) in query) == (games.stop > first_games)
-        assert query.count(f"game_id >= {games.start} AND game_id < {games.stop}") == 3
-    assert str(second_of_games) not in replace(placement, game_ranges=(range(1),) * 2).slice_sql(0, 1)
-
-
-def test_a_slice_opens_only_the_files_of_its_positions(con, choose, tmp_path, choice_store):
-    store = tmp_path / "store"
-    shutil.copytree(choice_store, store)
-    files = Store.open(store).manifest.files_in("positions")
-    (_, rows), *others = ((name, facts.rows) for name, facts in files.items())
-    assert others
-    placement = choose(store).assign_buckets({"train": 3, "val": 2, "test": 1}, con, tmp_path)
-    expected = con.sql(f"FROM ({placement.slice_sql(0, rows)}) ORDER BY position_id").fetchall()
-    for name, _ in others:
-        (store / name).write_bytes(b"not a Parquet file")
-    assert con.sql(f"FROM ({placement.slice_sql(0, rows)}) ORDER BY position_id").fetchall() == expected
-    with pytest.raises(Exception, match=r"(?i)parquet"):
-        con.sql(f"FROM ({placement.slice_sql(0, rows + 1)})").fetchall()
 
 
 def test_too_many_parts_of_strata_are_refused(choose, assign, choice_store, monkeypatch):
