@@ -26,7 +26,7 @@ from hexdata.errors import BudgetError, EngineError, StoreError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.pipeline import Config, run_config
 from hexdata.progress import Silent
-from hexdata.shuffle import ShuffleOptions, layout, plan_shuffle, shuffle_store
+from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.storage import as_path
 from hexdata.store import Store
 from hexdata.verify import verify_store
@@ -36,22 +36,14 @@ if TYPE_CHECKING:
 
     from tests.conftest import CopyStore, StoreBytes
 
-MAX_ROWS = 120
-"""Divides the odd store into eight slices."""
 SHUFFLE = ShuffleOptions(seed=7, buckets=5, threads=1)
-
-
-@pytest.fixture(autouse=True)
-def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "MAX_ROWS", MAX_ROWS)
-    monkeypatch.setattr(layout, "PIECE_ROWS", 1)
 
 
 @pytest.fixture(scope="module")
 def whole(
     odd_store: Path, tmp_path_factory: pytest.TempPathFactory, store_bytes: StoreBytes
 ) -> dict[str, str]:
-    """The bytes of all stages of the odd store from this process, with units of another size."""
+    """The bytes of all stages of the odd store from this process."""
     import shutil
 
     store = shutil.copytree(odd_store, tmp_path_factory.mktemp("whole") / "store")
@@ -90,7 +82,6 @@ def test_shuffle_and_export(
     store_bytes: StoreBytes,
 ) -> None:
     store = copy_store(odd_store)
-    assert plan_shuffle(store, SHUFFLE, engine=engine).slices == 8
     run_stages(store, engine)
     assert store_bytes(store) == whole
     assert not hidden_files(store)
@@ -161,11 +152,9 @@ def interrupt() -> bool:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("stage", ["scatter", "sort"])
 def test_an_interrupted_shuffle_is_resumed_by_the_other_engine(
     engine: Engine,
     ray_engine: Engine,
-    stage: str,
     odd_store: Path,
     copy_store: CopyStore,
     whole: dict[str, str],
@@ -173,7 +162,7 @@ def test_an_interrupted_shuffle_is_resumed_by_the_other_engine(
 ) -> None:
     store = copy_store(odd_store)
     with pytest.raises(KeyboardInterrupt):
-        shuffle_store(store, SHUFFLE, ActingProgress(stage, interrupt), engine=engine)
+        shuffle_store(store, SHUFFLE, ActingProgress("sort", interrupt), engine=engine)
     assert "shuffle" not in Store.open(store).manifest.stages
     assert not hidden_files(store)
     other = ray_engine if engine is LOCAL else LOCAL
@@ -199,17 +188,15 @@ def signal_a_worker(number: signal.Signals, *titles: str) -> psutil.Process | No
     return None
 
 
-@pytest.mark.parametrize("stage", ["scatter", "sort"])
 def test_a_killed_worker_changes_nothing(
     ray_engine: Engine,
-    stage: str,
     odd_store: Path,
     copy_store: CopyStore,
     whole: dict[str, str],
     store_bytes: StoreBytes,
 ) -> None:
     store = copy_store(odd_store)
-    watcher = ActingProgress(stage, kill_a_worker)
+    watcher = ActingProgress("sort", kill_a_worker)
     shuffle_store(store, SHUFFLE, watcher, engine=ray_engine)
     run_stages(store, ray_engine)
     assert watcher.done
@@ -233,7 +220,7 @@ def test_a_removed_node_changes_nothing(
             cluster.remove_node(node, allow_graceful=False)
             return True
 
-        watcher = ActingProgress("scatter", remove)
+        watcher = ActingProgress("sort", remove)
         shuffle_store(store, SHUFFLE, watcher, engine=ray_engine)
     run_stages(store, ray_engine)
     assert watcher.done
@@ -278,12 +265,11 @@ def test_the_tasks_of_a_machine_fit_into_its_budget(trmph_store: Path, tmp_path:
     assert set(recorder.calls) == {
         "read_source",
         "publish_source",
-        "scatter_slice",
-        "sort_jobs",
+        "write_part",
         "write_files",
     }
+    assert recorder.calls["write_part"] == (1, budget), "a pass has all cores of a machine"
     for workers, memory in recorder.calls.values():
-        assert workers == 2
         assert 100_000_000 < memory <= budget // workers
 
 
