@@ -20,7 +20,7 @@ from hexdata.engine.protocol import Machines
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.progress import Progress
-from hexdata.retry import RetryPolicy
+from hexdata.retry import RetryPolicy, repeats_on_disk
 from hexdata.selection import BalanceRow, Duplicates, Selection, select
 from hexdata.shuffle.options import BASE_MEMORY, ShuffleOptions
 from hexdata.shuffle.plan import FOLDERS, RowSize, ShufflePlan, bucket_counts, count_passes, free_space
@@ -183,6 +183,7 @@ def _describe(store: Store, options: ShuffleOptions) -> str:
     return f"{text}, {'and its exports, first' if options.replace else 'when this one is complete'}"
 
 
+@repeats_on_disk
 def prepare(
     store: Store,
     options: ShuffleOptions,
