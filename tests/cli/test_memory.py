@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from hexdata.shuffle.layout import make_limits, row_bytes
 
 from hexdata.convert import ConvertOptions
 from hexdata.errors import BudgetError
@@ -54,12 +53,6 @@ def test_the_minimum_in_the_message_is_accepted(options: type) -> None:
 def test_a_finding_is_rounded_down_and_a_minimum_up() -> None:
     error = BudgetError.of_memory("too little", found=430_999_999, expected=431_000_001, hint="Raise it.")
     assert "found 430 MB; expected at least 432 MB" in str(error)
-
-
-def test_the_minimum_for_a_shuffle_is_enough_for_ordinary_rows() -> None:
-    memory = least(ShuffleOptions) * 10**6
-    for row in (row_bytes(13, 0), row_bytes(13, 60)):
-        assert make_limits(ShuffleOptions(memory=memory), 10**8, row, row).threads == 1
 
 
 def peak(tmp_path: Path, *arguments: str | Path) -> int:
