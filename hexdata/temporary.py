@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import shutil
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -106,7 +106,7 @@ def _is_abandoned(name: re.Match[str]) -> bool:
 
 def _location() -> tuple[str, str, str]:
     """Return what identifies the namespace of process ids, the boot and the machine of this process."""
-    namespace, boot, machine = 0, b"", socket.gethostname().encode()
+    namespace, boot, machine = 0, b"", platform.node().encode()
     if sys.platform == "linux":
         with suppress(OSError):
             namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116

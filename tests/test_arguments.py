@@ -52,9 +52,6 @@ def test_a_store_with_an_invalid_address_is_refused(form, store):
 )
 @pytest.mark.parametrize("value", NO_INTEGERS)
 def test_integer_options_of_a_loader_are_checked(shards, name, least, value):
-    if name == "cache_size" and value == "2":
-        assert Loader(shards, cache_size=value).options.copies.cache_bytes == 2
-        return
     with pytest.raises(ConfigError, match=f"{name} cannot be used; found .*; expected "):
         Loader(shards, **{name: value})
     Loader(shards, **{name: np.int16(least)})

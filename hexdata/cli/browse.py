@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -59,5 +58,3 @@ def browse(
     options = BrowseOptions(port=port, memory=parse_bytes(memory))
     with translate_errors(store), memory_limit(options.memory):
         browse_store(store, options, ready=ready, note=output.note)
-    sys.stdout.flush()
-    os._exit(0)  # a function of a filter that cannot be interrupted would keep the process
