@@ -25,7 +25,6 @@ from hexdata.temporary import temporary_folder
 __all__ = [
     "QUERY_ERRORS",
     "DuckDBPyConnection",
-    "Interrupts",
     "duckdb_session",
     "path_list_sql",
     "quote",
@@ -64,40 +63,13 @@ _DISK_EXCEPTIONS: Final = (duckdb.IOException, duckdb.TransactionException, duck
 """Exceptions with such a text: raised on reading or writing, at the end of a transaction, and afterwards."""
 
 
-class Interrupts:
-    """A set of open sessions whose queries another thread can interrupt."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connections: set[DuckDBPyConnection] = set()
-
-    @contextmanager
-    def registered(self, connection: DuckDBPyConnection) -> Iterator[None]:
-        """Include this connection while the context is open."""
-        with self._lock:
-            self._connections.add(connection)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._connections.discard(connection)
-
-    def interrupt(self) -> None:
-        """Interrupt all running queries. Each caller receives a KeyboardInterrupt."""
-        with self._lock:
-            for connection in self._connections:
-                connection.interrupt()
-
-
 @contextmanager
 def duckdb_session(
     *,
     memory: int,
     threads: int,
     spill: Path | None = None,
-    interrupts: Interrupts | None = None,
     store: AnyPath | None = None,
-    build_right: bool = False,
     own_instance: bool = False,
 ) -> Iterator[DuckDBPyConnection]:
     """Open an in-memory DuckDB connection.
@@ -111,12 +83,8 @@ def duckdb_session(
         threads: Number of worker threads.
         spill: Folder in which the session creates a temporary folder, removed at the end; None for the
             system's folder (default).
-        interrupts: Lets other threads interrupt the queries; None for no such control (default). Ctrl-C
-            interrupts the queries of the main thread in any case.
         store: A path of the store to query. An object store is read through its file system. None if no store
             is queried (default).
-        build_right: Whether joins build their hash table from the right side, even if DuckDB estimates that
-            the left one is smaller (default: False). It does not know how many rows a filter keeps.
         own_instance: Whether this session changes settings, so that no other one may use its instance
             (default: False).
 
@@ -147,11 +115,8 @@ def duckdb_session(
             # refuse the setting.
             if connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() == [(True,)]:
                 connection.execute("SET enable_progress_bar = false")
-            if build_right:
-                connection.execute("SET disabled_optimizers = 'build_side_probe_side'")
             with (
                 _interrupt_on_ctrl_c(connection),
-                (interrupts or Interrupts()).registered(connection),
                 _register_storage(connection, store),
             ):
                 yield connection
@@ -215,9 +180,7 @@ def _keep(instance: DuckDBPyConnection) -> bool:
     if len(_idle) >= _MAX_IDLE:
         return False
     try:
-        instance.execute(
-            f"DETACH {_WORK}; RESET disabled_optimizers; SET threads = 1; SET temp_directory = ''"
-        )
+        instance.execute(f"DETACH {_WORK}; SET threads = 1; SET temp_directory = ''")
     except duckdb.Error:
         return False
     _idle.append(instance)

@@ -181,14 +181,6 @@ def test_other_errors_pass_through() -> None:
         raise RuntimeError("mine")
 
 
-@pytest.mark.parametrize(("build_right", "kind"), [(False, "RIGHT"), (True, "LEFT")])
-def test_joins_build_their_hash_table_from_the_right_side(build_right: bool, kind: str) -> None:
-    """DuckDB swaps the sides and the kind of a join if it estimates that the left side is smaller."""
-    query = "EXPLAIN SELECT * FROM range(10) a(i) LEFT JOIN range(1_000_000) b(i) USING (i)"
-    with duckdb_session(memory=MEMORY, threads=1, build_right=build_right) as con:
-        assert f"Join Type: {kind}" in con.sql(query).fetchall()[0][1]
-
-
 def test_a_damaged_page_found_while_rows_are_streamed_is_an_error_of_the_store(tmp_path: Path) -> None:
     """Arrow passes DuckDB's message on as an OSError or a ValueError."""
     path = tmp_path / "a.parquet"
@@ -222,7 +214,7 @@ def settings_of(con: session.DuckDBPyConnection) -> dict[str, str]:
 def test_a_session_receives_nothing_from_the_one_before_it(tmp_path: Path) -> None:
     with duckdb_session(memory=MEMORY, threads=1, spill=tmp_path) as con:
         fresh = settings_of(con), con.sql("SHOW ALL TABLES").fetchall()
-    with duckdb_session(memory=MEMORY // 2, threads=3, spill=tmp_path / "other", build_right=True) as con:
+    with duckdb_session(memory=MEMORY // 2, threads=3, spill=tmp_path / "other") as con:
         con.execute("CREATE TABLE a AS FROM range(10)")
         con.execute("CREATE TEMP TABLE b AS FROM range(10)")
         con.execute("CREATE MACRO c(n) AS n + 1")
