@@ -232,9 +232,7 @@ def test_a_session_receives_nothing_from_the_one_before_it(tmp_path: Path) -> No
     differ = {name for name, value in again[0].items() if value != fresh[0][name]}
     assert differ == {"temp_directory"}
     assert again[1] == fresh[1] == []
-    assert {"memory_limit", "threads", "disabled_optimizers"} <= {
-        name for name, value in other.items() if value != fresh[0][name]
-    }
+    assert {"memory_limit", "threads"} <= {name for name, value in other.items() if value != fresh[0][name]}
 
 
 @pytest.mark.usefixtures("no_idle")
