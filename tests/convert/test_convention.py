@@ -128,6 +128,9 @@ def test_one_error_lists_every_undecided_file(make, convert):
 @pytest.mark.parametrize("write", [unclear, silent])
 @pytest.mark.parametrize("convention", ["blue-is-0", "blue-is-1"])
 def test_a_given_convention_applies_to_sources_that_do_not_show_it(make, convert, write, convention, request):
+    if write is unclear:  # a refused run keeps its spools only in a store
+        make.v2("known.pkl.gz", make.games(3, start=20))
+        convert(make.folder)
     write(make)
     if write is unclear:
         with pytest.raises(InputError):

@@ -81,6 +81,7 @@ _VALUES: Final = {
 """A value of each option whose value is no whole number and none of its choices."""
 
 _NEEDED: Final = {
+    ("export", "--level"): ("--format", "pickle"),
     ("export", "--order"): ("--format", "pickle"),
     ("live", "--allow-code"): ("--config", "live.toml"),
     ("live", "--prometheus-host"): ("--prometheus", "9"),

@@ -469,9 +469,9 @@ def simulated(simulation: Simulation) -> Iterator[None]:
     def send(system: Any, method: str, body: bytes, **arguments: Any) -> Any:
         return system.call_s3(method, Body=body, **arguments)
 
-    def read(system: Any, path: str, **_: Any) -> tuple[bytes, dict[str, Any]]:
+    def read(system: Any, path: str, max_bytes: int | None = None, **_: Any) -> tuple[bytes, dict[str, Any]]:
         found: tuple[bytes, dict[str, Any]] = storage_retry.with_retries(system.read_object, path)
-        return found
+        return found[0][:max_bytes], found[1]
 
     def policy(one: RetryPolicy) -> Policy:
         return Policy(**{name: getattr(one, name) for name in one.__dataclass_fields__})
