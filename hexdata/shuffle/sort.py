@@ -113,7 +113,7 @@ class Sort:
             for bucket in buckets:
                 found: Iterator[tuple[int, pa.Table]] = rows if key == bucket.key else iter(())
                 counted = _CountedRows(table for _, table in found)
-                facts = write_parquet(self.target / bucket.name, schema, counted)
+                facts = write_parquet(self.target / bucket.name, schema, counted, replace=False)
                 if key == bucket.key:
                     key, rows = next(groups, (None, iter(())))
                 end = time.perf_counter()

@@ -403,6 +403,8 @@ class ShuffleRun:
         rows = sum(prepared.selection.rows.values())
         self.progress.begin("sort", rows, "positions")
         self.progress.advance(rows * (len(prepared.buckets) - len(missing)) // len(prepared.buckets))
+        if self.target == self.store.path:  # an object of another process must not be overwritten
+            self.store.keep_only("shuffled", done)
         if not missing:
             return
         if self.engine.machines.separate:

@@ -119,7 +119,7 @@ def test_a_permanent_failure_of_the_server_publishes_nothing(
     remote: UPath, expected: dict[str, str], object_store: ObjectStore
 ) -> None:
     before = (remote / "manifest.json").read_bytes()
-    object_store.fail(Fault("PUT", r"/shuffled/train/", status=403, count=1000))
+    object_store.fail(Fault("PUT", r"/shuffled/val/", status=403, count=1000))
     with pytest.raises(OSError, match="as asked"):
         shuffle_store(remote, SHUFFLE)
     assert (remote / "manifest.json").read_bytes() == before

@@ -360,7 +360,7 @@ def test_out_of_memory_is_reported_and_finished_work_is_kept(
     options = ShuffleOptions(buckets=3, threads=1)
     original = sort.write_parquet
 
-    def short(path: Path, schema: pa.Schema, tables: Iterator[pa.Table]) -> FileFacts:
+    def short(path: Path, schema: pa.Schema, tables: Iterator[pa.Table], *, replace: bool) -> FileFacts:
         if path.name == "bucket-000002.parquet":
             raise MemoryError("malloc of size 7 failed")
         return original(path, schema, tables)
@@ -379,7 +379,7 @@ def test_a_lost_position_is_never_published(
     store = copy_store(odd_store)
     original = sort.write_parquet
 
-    def lossy(path: Path, schema: pa.Schema, tables: Iterator[pa.Table]) -> FileFacts:
+    def lossy(path: Path, schema: pa.Schema, tables: Iterator[pa.Table], *, replace: bool) -> FileFacts:
         return original(path, schema, (table[1:] for table in tables))
 
     monkeypatch.setattr(sort, "write_parquet", lossy)
