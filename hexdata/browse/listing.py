@@ -24,7 +24,7 @@ from hexdata.sql.views import select_files
 from hexdata.storage import prefix_of
 from hexdata.store import Store
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
-from hexdata.store.sql_tree import parse_sql, quote_sql
+from hexdata.store.sql_tree import check_length, parse_sql, quote_sql
 
 __all__ = ["KEYS", "ListQuery", "Listing", "Listings"]
 
@@ -43,7 +43,7 @@ _CHECKING: Final = 10.0
 _STUCK: Final = 2.0
 """Seconds after an interrupt, after which a list that goes on is left to itself. Some functions never end."""
 _LONGEST: Final = 2_000
-"""Maximum number of characters of a filter or a sort key. DuckDB's parser has no limit of memory."""
+"""Maximum number of characters of a filter or a sort key, which other sites may propose."""
 _FIRST_CHUNK: Final = 131_072
 _LAST_CHUNK: Final = 4_194_304
 """Rows that are scanned together, at first and later: the first rows are found early."""
@@ -70,12 +70,7 @@ class ListQuery:
 
     def __post_init__(self) -> None:
         for name, text in (("filter", self.filter), ("sort key", self.sort)):
-            if len(text) > _LONGEST:
-                raise ConfigError(
-                    f"the {name} is too long",
-                    found=f"{len(text):,} characters",
-                    expected=f"at most {_LONGEST:,}",
-                )
+            check_length(f"the {name}", text, _LONGEST)
 
     @property
     def is_whole_table(self) -> bool:

@@ -16,7 +16,7 @@ from typing import Final
 
 from hexdata.errors import ConfigError
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection, quote
-from hexdata.store.sql_tree import SyntaxNode, parse_sql, quote_sql, syntax_nodes
+from hexdata.store.sql_tree import SyntaxNode, check_length, parse_sql, quote_sql, syntax_nodes
 
 __all__ = ["Expression", "check_condition", "check_expression", "explain_failures"]
 
@@ -121,8 +121,9 @@ def check_expression(
         hints: Hints of the errors for some names that are not columns (default: none).
 
     Raises:
-        ConfigError: The text is not an expression or contains something that is not allowed.
+        ConfigError: The text is too long, not an expression, or contains something that is not allowed.
     """
+    check_length(option, text)
     check = _ExpressionCheck(con, option, text, hints)
     node = check.parse()
     names = check.walk(node, check.names_of(columns))

@@ -8,7 +8,7 @@ from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.sql.views import DAMAGED, VIEWS
 from hexdata.store.integrity import BUCKETS_REMOVED
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
-from hexdata.store.sql_tree import SyntaxNode, parse_sql, quote_sql, syntax_nodes
+from hexdata.store.sql_tree import SyntaxNode, check_length, parse_sql, quote_sql, syntax_nodes
 
 __all__ = ["check_query", "query_error"]
 
@@ -36,8 +36,9 @@ def check_query(con: DuckDBPyConnection, text: str) -> frozenset[str]:
         text: SQL text.
 
     Raises:
-        ConfigError: The text is not valid SQL, or not such a statement.
+        ConfigError: The text is too long, not valid SQL, or not such a statement.
     """
+    check_length("the query", text)
     try:
         statements = con.extract_statements(text)
     except QUERY_ERRORS as error:

@@ -6,14 +6,34 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
+from hexdata.errors import ConfigError
 from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection
 
-__all__ = ["SyntaxNode", "parse_sql", "quote_sql", "syntax_nodes"]
+__all__ = ["SyntaxNode", "check_length", "parse_sql", "quote_sql", "syntax_nodes"]
 
 SyntaxNode = dict[str, Any]
 
+_LONGEST: Final = 20_000
+"""Maximum number of characters of an SQL text: DuckDB's parser has no limit of memory."""
 _QUOTED_CHARACTERS: Final = 300
 """Maximum number of characters of an SQL text that a message quotes."""
+
+
+def check_length(name: str, text: str, longest: int = _LONGEST) -> None:
+    """Check the length of an SQL text, before DuckDB parses it.
+
+    Args:
+        name: What the text is, for messages.
+        text: The text.
+        longest: Maximum number of characters (default: 20,000).
+
+    Raises:
+        ConfigError: The text is too long.
+    """
+    if len(text) > longest:
+        raise ConfigError(
+            f"{name} is too long", found=f"{len(text):,} characters", expected=f"at most {longest:,}"
+        )
 
 
 def parse_sql(con: DuckDBPyConnection, text: str) -> list[SyntaxNode]:

@@ -1,4 +1,6 @@
-"""Hostile filters of ``hexdata browse``: memory stays bounded, other lists are made, and Ctrl-C ends it."""
+"""Hostile filters: their length is limited; in ``hexdata browse``, memory is bounded, other lists are made,
+and Ctrl-C ends the command.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.conftest import RunCli
 
 LIMIT = 1_300_000_000
 FILTERS = {
@@ -103,3 +107,25 @@ def test_hostile_filters_harm_neither_memory_nor_other_lists(served: Served) -> 
 
 def test_a_long_filter_is_refused(served: Served) -> None:
     assert "too long" in served.listed("game_id = 1 OR " * 400 + "true", 30)["error"][0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("sql", "{store}", "SELECT {text}"),
+        ("load", "{store}", "--where", "{text}"),
+        ("load", "{store}", "--weights", "{text}"),
+        ("shuffle", "{store}", "--dry-run", "--where", "{text}"),
+        ("shuffle", "{store}", "--dry-run", "--balance-by", "{text}"),
+    ],
+    ids=lambda arguments: f"{arguments[0]} {arguments[-2]}",
+)
+def test_every_command_refuses_a_long_text(
+    arguments: tuple[str, ...], trmph_store: Path, run_cli: RunCli
+) -> None:
+    """DuckDB's parser would need memory for it without a limit."""
+    text = "move = 1 OR " * 4_000 + "true"
+    done = run_cli(*(argument.format(store=trmph_store, text=text) for argument in arguments))
+    assert done.returncode == 2
+    assert "too long" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
