@@ -174,7 +174,7 @@ class RetryPolicy:
                 if self._is_last(begun, pause):
                     vars(error)[_ATTEMPTS] = (len(begun), time.monotonic() - begun[0])
                     raise
-                log(f"attempt {len(begun)} failed: {error}; waiting {pause:.1f} s")
+                log(f"attempt {len(begun)} failed: {error}; trying again in {pause:.1f} s")
             sleep(pause)
             wait *= 2
 

@@ -30,7 +30,7 @@ from hexdata.shards.sources import (
     missing_file_error,
     unreadable_file_error,
 )
-from hexdata.storage import READ_TIMEOUT, REQUESTS
+from hexdata.storage import READ_TIMEOUT, REQUESTS, log_retry
 
 __all__ = ["HttpSource"]
 
@@ -191,8 +191,11 @@ class _HttpStream:
                 self.close()
                 raise
 
+        def log(message: str) -> None:
+            log_retry(f"{self._address}: {message}")
+
         try:
-            return self._source.retry.call(attempt, is_temporary=_is_temporary)
+            return self._source.retry.call(attempt, is_temporary=_is_temporary, log=log)
         except _ERRORS as error:
             failed = self._error(error)
         raise failed  # not within the handler: the text of the cause may contain the URL

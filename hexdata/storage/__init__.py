@@ -26,7 +26,7 @@ from hexdata.storage.local_files import make_folder, open_file, open_in_place, s
 from hexdata.storage.lock import LOCK_NAME
 from hexdata.storage.objects import ObjectStorage
 from hexdata.storage.reading import file_system, list_objects, object_info
-from hexdata.storage.retry import READ_TIMEOUT, REQUESTS, is_temporary, with_retries
+from hexdata.storage.retry import READ_TIMEOUT, REQUESTS, is_temporary, log_retry, with_retries
 
 __all__ = [
     "LOCK_NAME",
@@ -54,6 +54,7 @@ __all__ = [
     "is_temporary",
     "list_objects",
     "local_path",
+    "log_retry",
     "make_folder",
     "object_info",
     "open_file",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
+from hexdata.errors import without_secrets
 from hexdata.retry import RetryPolicy, attempts_of, copy_attempts
+from hexdata.text import printable
 
 __all__ = [
     "CONNECT_TIMEOUT",
@@ -21,6 +24,7 @@ __all__ = [
     "code_of",
     "is_invalid_endpoint",
     "is_temporary",
+    "log_retry",
     "with_retries",
 ]
 
@@ -131,12 +135,31 @@ def with_retries(function: Any, *arguments: Any, **keywords: Any) -> Any:
     _silence.require_none()
     try:
         with as_os_error():
-            result = REQUESTS.call(partial(function, *arguments, **keywords), is_temporary=is_temporary)
+            request = partial(function, *arguments, **keywords)
+            result = REQUESTS.call(request, is_temporary=is_temporary, log=log_retry)
     except OSError as error:
         _silence.record(error)
         raise
     _silence.record(None)
     return result
+
+
+_logged: list[float] = []
+"""When the last line about a retry was logged, if there is one."""
+
+
+def log_retry(message: str) -> None:
+    """Log that a request is tried again: to standard error, unless the program configures ``logging``.
+
+    Lines within 30 seconds after another are left out: they are about the same failure.
+
+    Args:
+        message: What failed. Secrets of addresses in it are removed.
+    """
+    now = time.monotonic()
+    if not _logged or now - _logged[0] > (REQUESTS.deadline or 0):
+        _logged[:] = [now]
+        logging.getLogger("hexdata").warning("%s", printable(without_secrets(message)))
 
 
 class _Silence:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -143,3 +144,27 @@ def test_fields_of_batches_can_be_chosen(
     error = " ".join(capsys.readouterr().err.split())
     assert "the store does not have these fields" in error
     assert "found visits" in error
+
+
+@pytest.mark.parametrize("location", ["http://127.0.0.1:9/x/{name}?token=geheim", "s3://bucket/shards"])
+def test_the_first_failed_request_is_reported_before_the_others(location: str) -> None:
+    """One line without secrets says that the request is tried again, long before the last attempt."""
+    if location.startswith("s3:"):
+        pytest.importorskip("s3fs")
+    access = {f"AWS_{name}": "geheim" for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "hexdata", "load", location],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **access, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"},
+    ) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        with pytest.raises(subprocess.TimeoutExpired):  # it tries again
+            process.wait(2)
+        process.terminate()
+        others = process.stderr.read()
+    assert "127.0.0.1:9" in first
+    assert "again" in first
+    assert "127.0.0.1:9" not in others
+    assert "geheim" not in first
