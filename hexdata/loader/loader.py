@@ -232,6 +232,7 @@ class Loader:
         transform: TransformFunction | None = None,
         progress: Progress = SILENT,
     ) -> None:
+        copies = CacheOptions(cache, cache_size, prefetch)
         data = find_data(store, mode)
         self.options = LoaderOptions(
             split=split,
@@ -259,7 +260,7 @@ class Loader:
                 tier_probability=as_tuple(tier_probability),
                 symmetry=symmetry,
             ),
-            copies=CacheOptions(cache, cache_size, prefetch),
+            copies=copies,
             threads=threads,
         )
         self.transform = make_transform(transform)
