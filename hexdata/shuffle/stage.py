@@ -400,11 +400,11 @@ class ShuffleRun:
     def _write(self, prepared: Prepared, ledger: Ledger, done: set[str], passes: int, log: StageLog) -> None:
         """Write the missing buckets, and add each to the ledger and to ``done``."""
         missing = [bucket for bucket in prepared.buckets if bucket.name not in done]
+        if self.target == self.store.path:  # an object of another process must not be overwritten
+            self.store.keep_only("shuffled", done)
         rows = sum(prepared.selection.rows.values())
         self.progress.begin("sort", rows, "positions")
         self.progress.advance(rows * (len(prepared.buckets) - len(missing)) // len(prepared.buckets))
-        if self.target == self.store.path:  # an object of another process must not be overwritten
-            self.store.keep_only("shuffled", done)
         if not missing:
             return
         if self.engine.machines.separate:

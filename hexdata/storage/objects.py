@@ -208,7 +208,7 @@ class ObjectStorage(Storage):
             return write_if_unchanged(system, path, tag, request)
         except Changed:
             try:
-                current = self.read_tagged(len(data))
+                current = self.read_tagged(len(data) + 1)  # a longer object must differ
             except FileNotFoundError:
                 current = None
             if current is None or current.data != data:
