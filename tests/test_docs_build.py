@@ -26,7 +26,7 @@ DOCUMENTS = sorted([ROOT / "CHANGELOG.md", ROOT / "README.md", *DOCS.rglob("*.md
 
 INTERNAL = {
     *("browse", "cards", "checks", "config", "extras", "games", "pool"),
-    *("retry", "schema", "store", "strict_json", "system", "text"),
+    *("retry", "schema", "store", "strict_json", "system", "temporary", "text"),
 }
 """Packages and modules that are not for users."""
 
