@@ -331,6 +331,7 @@ def _run_here(folder: Path, action: Callable[[], Any], plan: _Plan, requests: in
 def _set_up(folder: Path) -> None:
     """Prepare this process for a run in a folder, without output."""
     forget_databases()
+    temporary.remove_abandoned.cache_clear()
     os.chdir(folder)
     os.environ["TMPDIR"] = str(folder / "tmp")
     tempfile.tempdir = None

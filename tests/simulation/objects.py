@@ -517,7 +517,7 @@ class Command:
         }
 
     def __call__(self) -> None:
-        """Run the stage with the steps of ``hexdata shuffle``."""
+        """Run the stage with the steps of ``hexdata shuffle --replace``."""
         path = as_path(STORE)
         with translate_errors(path):
             self._run(path)
