@@ -159,7 +159,6 @@ def check_state(
         options.mode == "games"
         and checked.batch == 0  # nothing of the epoch is delivered
         and checked.digest != data.digest
-        and not different
         and options.weights != ARRAY  # those of the added positions are new
         and checked.files is not None
         and len(checked.files) == len(data.files or ())
