@@ -11,7 +11,7 @@ import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo.games import make_games
-from hexdata.errors import ConfigError, FormatError
+from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.trmph import write_trmph
 from hexdata.loader import Loader
 from hexdata.loader.trial import LoadOptions, run_loader_trial
@@ -123,5 +123,5 @@ def test_an_error_names_the_shard(make_shards: MakeShards) -> None:
     folder = make_shards(train=40)
     path = folder.path / "train-000001.tar"
     path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(FormatError, match=r"train-000001\.tar"):
+    with pytest.raises(StoreError, match=r"train-000001\.tar: .*altered; found SHA-256"):
         run_loader_trial(folder.path)

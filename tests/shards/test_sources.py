@@ -343,11 +343,11 @@ def test_a_command_that_writes_too_few_or_too_many_bytes_raises_an_error(folder:
 
 def test_closing_a_stream_kills_the_command() -> None:
     silent = 60.0  # seconds without output, in which it would not notice a closed pipe
-    source = CommandSource(f"pipe:echo y; echo y; exec sleep {silent} # {{name}}")
+    source = CommandSource(f"pipe:echo y; exec sleep {silent} # {{name}}")
     begin = time.monotonic()
     before = set(psutil.Process().children(recursive=True))
     with source.open(NAME) as stream:
-        assert stream.read(4) == b"y\ny\n"
+        assert stream.read(2) == b"y\n"
         (process,) = set(psutil.Process().children(recursive=True)) - before
     assert not process.is_running()
     assert time.monotonic() - begin < silent / 2
@@ -431,7 +431,7 @@ def test_an_epoch_survives_broken_connections(shards: Any, serve: Serve) -> None
     assert ids_of(quick(server)) == ids_of(FolderSource(shards.path))
 
 
-def test_resuming_over_http_requests_only_the_remaining_blocks(make_shards: Any, serve: Serve) -> None:
+def test_resuming_over_http_requests_only_the_remaining_shards(make_shards: Any, serve: Serve) -> None:
     folder = make_shards(train=64)  # four shards of two blocks of 8
     server = serve(folder.path)
     options = LoaderOptions(mode="stream", batch_size=8, shuffle=False, window=8)
@@ -441,6 +441,9 @@ def test_resuming_over_http_requests_only_the_remaining_blocks(make_shards: Any,
     server.requests.clear()
     assert len(list(epoch.blocks(range(3, 5)))) == 2
     entries = manifest.splits["train"]
+    assert server.requests == [(entries[1].name, None), (entries[2].name, None)]  # to compare the digests
+    server.requests.clear()
+    assert len(list(epoch.blocks(range(3, 5)))) == 2
     second = entries[1].offsets["board"][1] - 640  # a tar header and an npy header
     first_end = entries[2].offsets["board"][1] - 640
     assert server.requests == [
