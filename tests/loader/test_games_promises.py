@@ -346,7 +346,7 @@ def test_loaders_in_threads_deliver_the_same(store: Path) -> None:
 
 
 def shared_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("hexdata-*.arrays"))
+    return sorted(folder.glob("hexdata-arrays-*"))
 
 
 def test_copies_share_one_file(store: Path, temporary: Path) -> None:
@@ -483,32 +483,35 @@ def test_the_file_is_removed_when_its_process_ends(store: Path, temporary: Path,
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "SIGINT"])
 def test_the_file_of_a_killed_process_is_removed_later(store: Path, temporary: Path, name: str) -> None:
-    """When the next file is written; files of running processes remain."""
+    """By the next process that writes one; files of running processes remain."""
     number = getattr(signal, name, signal.SIGTERM)  # Windows has no SIGKILL
     command = [sys.executable, "-W", "ignore", "-c", OWNER, str(store)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "1\n"
-        loader = Loader(store, fields=IDS)
-        data = pickle.dumps(loader)
-        both = shared_files(temporary)
-        assert len(both) == 2
-        process.send_signal(number)
-        process.wait(TIMEOUT)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "1\n"
+            loader = Loader(store, fields=IDS)
+            data = pickle.dumps(loader)
+            assert len(shared_files(temporary)) == 2
+            process.send_signal(number)
+            process.wait(TIMEOUT)
+        finally:
+            process.kill()
     assert len(shared_files(temporary)) == (1 if number == signal.SIGINT else 2)
-    other = PositionDataset(store, fields=IDS)
-    others = pickle.dumps(other)
-    assert len(shared_files(temporary)) == 2
+    following = subprocess.run(
+        [*command, "end"], stdout=subprocess.PIPE, text=True, timeout=TIMEOUT, check=True
+    )
+    assert following.stdout == "2\n"  # its own file and that of the loader
+    assert len(shared_files(temporary)) == 1
     assert ids_of(pickle.loads(data)) == ids_of(loader)
-    assert len(pickle.loads(others)) == len(other)
 
 
 def test_other_files_in_the_temporary_folder_remain(store: Path, temporary: Path) -> None:
-    (temporary / "hexdata-made.arrays").touch()  # may have just been created by another process
-    (temporary / "hexdata-linked.arrays").symlink_to(temporary / "data")
+    (temporary / "hexdata-arrays-made").touch()  # may have just been created by another process
+    (temporary / "hexdata-arrays-linked").symlink_to(temporary / "data")
     (temporary / "data").write_bytes(b"data")
-    os.mkfifo(temporary / "hexdata-fifo.arrays")
-    (temporary / "hexdata-folder.arrays").mkdir()
+    os.mkfifo(temporary / "hexdata-arrays-fifo")
+    (temporary / "hexdata-arrays-folder").mkdir()
     before = sorted(path.name for path in temporary.iterdir())
     loader = Loader(store, fields=IDS)
     pickle.dumps(loader)
