@@ -507,16 +507,25 @@ def test_the_file_of_a_killed_process_is_removed_later(store: Path, temporary: P
 
 
 def test_other_files_in_the_temporary_folder_remain(store: Path, temporary: Path) -> None:
-    (temporary / "hexdata-arrays-made").touch()  # may have just been created by another process
-    (temporary / "hexdata-arrays-linked").symlink_to(temporary / "data")
-    (temporary / "data").write_bytes(b"data")
+    """Only the files that an ended process itself wrote are removed."""
+    command = [sys.executable, "-W", "ignore", "-c", OWNER, str(store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "1\n"
+        finally:
+            process.kill()
+    (left,) = shared_files(temporary)
+    (temporary / "hexdata-arrays-made").touch()
     os.mkfifo(temporary / "hexdata-arrays-fifo")
     (temporary / "hexdata-arrays-folder").mkdir()
-    before = sorted(path.name for path in temporary.iterdir())
-    loader = Loader(store, fields=IDS)
-    pickle.dumps(loader)
-    del loader
-    assert sorted(path.name for path in temporary.iterdir()) == before
+    (temporary / "data").write_bytes(b"data")
+    link = left.with_name(left.name[:-16] + "0" * 16)  # another file of the same process
+    link.symlink_to(temporary / "data")
+    before = {path.name for path in temporary.iterdir()}
+    subprocess.run([*command, "end"], stdout=subprocess.DEVNULL, timeout=TIMEOUT, check=True)
+    assert {path.name for path in temporary.iterdir()} == before - {left.name}
+    assert (temporary / "data").read_bytes() == b"data"
 
 
 def test_a_full_temporary_folder(store: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
