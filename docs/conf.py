@@ -40,7 +40,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"(Any|Remote|U)?Path|BufferedReader|DuckDBPyConnection|FileFacts|Store|pa\.\w+"),
     (
         r"py:class",
-        r"BoardForm|CacheFolder|FinalPolicy|Mode|OnError|Remainder|TransformFunction|Weights",
+        r"BoardForm|CacheFolder|Dedup|FinalPolicy|Mode|OnError|Remainder|TransformFunction|Weights",
     ),
 ]
 """References that may be unresolved: names of other projects, whose indices would need a network, and types
