@@ -29,7 +29,6 @@ __all__ = [
     "has_children",
     "has_ended",
     "kill_group",
-    "line_editor",
     "lock_file",
     "peak_resident_bytes",
     "process_start",
@@ -292,15 +291,7 @@ def wait_readable(pipe: int, seconds: float) -> bool:
     """Wait until a pipe can be read, or has ended; return whether it can. Windows does not wait."""
     if sys.platform == "win32":
         return True
-    waiting = select.poll()
-    waiting.register(pipe, select.POLLIN)
-    return bool(waiting.poll(max(0.0, seconds) * 1000 + 1))
-
-
-def line_editor() -> Any | None:
-    """Return the module ``readline``; None where Python is built without it, as on Windows."""
-    try:
-        import readline
-    except ImportError:
-        return None
-    return readline
+    else:
+        waiting = select.poll()
+        waiting.register(pipe, select.POLLIN)
+        return bool(waiting.poll(max(0.0, seconds) * 1000 + 1))

@@ -24,6 +24,7 @@ from hexdata.live.queue import OVERFLOWS, Overflow
 from hexdata.live.stage import Stage
 from hexdata.schema import SPLITS, is_target
 from hexdata.storage import local_path
+from hexdata.store.location import classify
 from hexdata.strict_json import shortened
 from hexdata.text import did_you_mean, shell_word
 
@@ -381,10 +382,19 @@ def watched_path(directory: str | Path) -> Path:
     """Return the path of a directory to watch.
 
     Raises:
-        ConfigError: It is the address of a bucket or server.
+        ConfigError: It is the address of a bucket or server, or a store.
     """
     hint = "Convert the games of the bucket into a store, or write them to a local directory."
-    return local_path(directory, "a watched directory", hint)
+    path = local_path(directory, "a watched directory", hint)
+    found = classify(path)
+    if found.kind in ("store", "shards"):
+        raise ConfigError(
+            "a watched directory cannot be a store",
+            path=path,
+            found=found.text,
+            expected="the directory to which self-play writes its games",
+        )
+    return path
 
 
 def make_pipeline(options: LiveOptions, directory: str | Path) -> Pipeline:

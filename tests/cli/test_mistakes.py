@@ -135,6 +135,11 @@ def test_an_unquoted_query_is_recognized(trmph_store: Path, arguments: tuple[str
     assert "Quote a query" in ran.err
 
 
+def test_a_store_is_no_directory_to_watch(trmph_store: Path) -> None:
+    ran = hexdata_run("live", trmph_store, "--seconds", "1")
+    assert (ran.status, "a store" in ran.err) == (2, True)
+
+
 def test_a_size_without_a_unit_is_refused(trmph_store: Path) -> None:
     assert hexdata_run("shuffle", trmph_store, "--memory", "2G", "--dry-run").status == 0
     ran = hexdata_run("shuffle", trmph_store, "--memory", "2", "--dry-run")
