@@ -158,7 +158,7 @@ INTEGERS = {
     ShuffleOptions: {"seed": 2, "buckets": 2, "memory": 10**9, "threads": 2, "per_game": 2},
     VerifyOptions: {"memory": 10**9, "threads": 2},
 }
-OPTIONAL = {"workers", "buckets", "threads", "per_game"}
+OPTIONAL = {"seed", "workers", "buckets", "threads", "per_game"}
 
 
 @pytest.mark.parametrize(

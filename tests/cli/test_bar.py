@@ -36,7 +36,7 @@ def on_a_terminal(*arguments: str | Path) -> str:
 
 def test_every_stage_of_a_shuffle_has_a_line(trmph_store: Path, copy_store: CopyStore) -> None:
     shown = on_a_terminal("shuffle", copy_store(trmph_store), "--balance-by", "winner")
-    for words in ("select", "scatter", "sort", "100%", "memory"):
+    for words in ("check files", "select", "sort", "100%", "memory"):
         assert words in shown
     last = shown[shown.rindex("select") :]
     first_line = last.partition("\n")[0]

@@ -317,38 +317,3 @@ def test_a_resumed_stage_does_not_keep_files_damaged_meanwhile(
             flip(path, random.Random(3))
         run(store, options)
         assert store_bytes(store) == store_bytes(whole)
-
-
-def test_damaged_runs_of_an_interrupted_shuffle_are_refused(
-    whole: Path, copy_store: CopyStore, store_bytes: StoreBytes
-) -> None:
-    """A flipped bit in a run is refused and named, or has no effect."""
-
-    class Stop:
-        def begin(self, stage: str, total: int | None, unit: str) -> None:
-            if stage == "sort":
-                raise KeyboardInterrupt
-
-        def advance(self, amount: int) -> None:
-            pass
-
-        def note(self, message: str) -> None:
-            pass
-
-    stopped = copy_store(whole, "stopped")
-    shutil.rmtree(stopped / "shuffled")
-    with pytest.raises(KeyboardInterrupt):
-        shuffle_store(stopped, SHUFFLE, Stop())
-    random_ = random.Random("runs")
-    refused = 0
-    for number in range(ROTS):
-        store = copy_store(stopped, f"rot-{number}")
-        run = random_.choice(sorted((store / ".work" / "shuffle" / "runs").iterdir()))
-        flip(run, random_)
-        error = _error_of(shuffle_store, store, SHUFFLE)
-        if error is None:
-            assert store_bytes(store) == store_bytes(whole)
-        else:
-            assert error.path == str(run)
-            refused += 1
-    assert refused > ROTS // 2
