@@ -437,8 +437,6 @@ def test_resuming_over_http_requests_only_the_remaining_shards(make_shards: Any,
     options = LoaderOptions(mode="stream", batch_size=8, shuffle=False, window=8)
     manifest = ShardManifest.load(folder.path)
     epoch = StreamEpoch(make_source(server.url), manifest, options, 0, ("position_id",))
-    assert len(list(epoch.blocks(range(2, 6)))) == 4  # compares the whole shards with their digests
-    server.requests.clear()
     assert len(list(epoch.blocks(range(3, 5)))) == 2
     entries = manifest.splits["train"]
     assert server.requests == [(entries[1].name, None), (entries[2].name, None)]  # to compare the digests

@@ -43,7 +43,7 @@ REFUSING: dict[str, tuple[Callable[[str], object], tuple[str, str]]] = {
 FURTHER: dict[str, tuple[Callable[[str], object], tuple[str, str]]] = {
     "DemoSection": (lambda place: DemoSection(folder=place), DEMO),
     "run_live_trial": (run_live_trial, WATCHED),
-    "Loader(cache)": (lambda place: Loader("pipe:cat {name}", cache=place), CACHE),
+    "Loader(cache)": (lambda place: Loader("store", cache=place), CACHE),
 }
 
 
