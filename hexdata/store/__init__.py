@@ -335,6 +335,7 @@ class Store:
         store = storage_of(self.path).local
         if ready is None or store is None or not (ready / MANIFEST_NAME).exists():
             return
+        sync_folder(ready.parent)  # a power failure must not remove the result after the old files
         for folder in (folder for folders in STAGES.values() for folder in folders):
             if (ready / folder).exists():
                 storage_of(store / folder).remove_tree(durable=True)

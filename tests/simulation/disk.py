@@ -58,6 +58,7 @@ from hexdata import temporary  # noqa: E402
 from hexdata.cards import CARDS  # noqa: E402
 from hexdata.errors import HexdataError  # noqa: E402
 from hexdata.sql.database import DATABASE_NAME  # noqa: E402
+from hexdata.store import STAGES  # noqa: E402
 from tests.simulation.commands import COMMANDS, forget_databases, points_announced, prepare  # noqa: E402
 from tests.simulation.replay import (  # noqa: E402
     CHANGES,
@@ -495,6 +496,17 @@ def tree_key(tree: Tree, logs: bool = True) -> str:
     return digest("\n".join(sorted(facts)).encode())
 
 
+def replaced(tree: Tree) -> Tree:
+    """Return a tree after the steps with which the next command finishes a replacement (see format.md)."""
+    ready = "store/.work/ready/"
+    if f"{ready}manifest.json" not in tree:
+        return tree
+    new = {f"store/{path.removeprefix(ready)}": data for path, data in tree.items() if path.startswith(ready)}
+    old = tuple(f"store/{folder}/" for folders in STAGES.values() for folder in folders)
+    old = tuple(folder for folder in old if folder.rstrip("/") in new)
+    return {path: data for path, data in tree.items() if not path.startswith((ready, *old))} | new
+
+
 def half_published(tree: Tree, versions: dict[str, set[str]] | None = None) -> str:
     """Return what is half-published in a tree, or an empty text.
 
@@ -502,6 +514,7 @@ def half_published(tree: Tree, versions: dict[str, set[str]] | None = None) -> s
         tree: Files below the working directory.
         versions: Digests that the content of each published file may have. Default: not compared.
     """
+    tree = replaced(tree)
     for path, content in tree.items():
         if content is None or not _is_published(path):
             continue

@@ -239,10 +239,16 @@ class Disk:
             entry = folder.current[name]
             other.set(number, new, entry)
             folder.set(number, name, None)
-            if isinstance(entry, File):
-                self.versions.setdefault(operation.other, set()).add(digest(bytes(entry.current)))
+            self._add_versions(operation.other, entry)
         else:
             raise NotImplementedError(f"{kind} of {operation.path}")
+
+    def _add_versions(self, path: str, entry: File | Folder) -> None:
+        if isinstance(entry, File):
+            self.versions.setdefault(path, set()).add(digest(bytes(entry.current)))
+        else:
+            for name, inner in entry.current.items():
+                self._add_versions(f"{path}/{name}", inner)
 
     def _sync(self, operation: Operation) -> None:
         if operation.is_folder:

@@ -39,6 +39,36 @@ def test_a_sample_of_all_cases(tmp_path: Path, shim: Path) -> None:
         assert re.search(rf"'{what}': [1-9]", done.stdout), f"the shim does nothing: {done.stdout}"
 
 
+@pytest.mark.slow
+def test_a_power_failure_leaves_the_old_or_the_new_result_while_it_is_replaced(
+    tmp_path: Path, shim: Path
+) -> None:
+    script = [sys.executable, str(SCRIPT), "reexport", "--fault", "lost", "--jobs", "1"]
+    done = subprocess.run(
+        [*script, "--folder", str(tmp_path)],
+        env=environment(shim),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"'disks after crashes': [1-9]", done.stdout)
+
+
+def test_a_replacement_that_is_not_finished_counts_as_new() -> None:
+    manifest = b'{"files": {"shards/a": {"sha256": "%s"}}}'
+    old, new = (manifest % digest(content).encode() for content in (b"old", b"new"))
+    ready = "store/.work/ready"
+    tree: Tree = {"store/manifest.json": old, "store/shards": None, "store/shards/a": b"old"}
+    waiting: Tree = {f"{ready}/manifest.json": new, f"{ready}/shards": None, f"{ready}/shards/a": b"new"}
+    moved: Tree = {"store/manifest.json": old, f"{ready}/manifest.json": new, "store/shards/a": b"new"}
+    assert not half_published(tree | waiting)
+    assert not half_published({"store/manifest.json": old} | waiting)
+    assert not half_published(moved)
+    assert "is another file" in half_published(moved | {"store/shards/a": b"old"})
+
+
 def test_a_command_that_leaves_a_half_published_file_fails(tmp_path: Path) -> None:
     """The check itself: a run that publishes before it syncs is found."""
     manifest = b'{"files": {"games/a": {"sha256": "%s"}}}' % digest(b"a").encode()
