@@ -134,11 +134,15 @@ class _NoRedirects(HTTPRedirectHandler):
 def _open(request: Request, timeout: float, pace: Pace) -> HTTPResponse:
     """Send a request and return the response, whose headers and content are read with ``pace``."""
 
+    class Response(_Response):
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, pace=pace, **named)
+
     class Plain(HTTPConnection):
-        response_class = functools.partial(_Response, pace=pace)  # type: ignore[assignment]
+        response_class = Response
 
     class Secure(HTTPSConnection):
-        response_class = functools.partial(_Response, pace=pace)  # type: ignore[assignment]
+        response_class = Response
 
     class PlainHandler(HTTPHandler):
         def http_open(self, req: Request) -> HTTPResponse:
