@@ -313,7 +313,7 @@ class ShuffleRun:
             resumed = len(done) if damage is None else 0
             plan = prepared.plan(self.store, self.options, len(done), already_done=False)
             plan.require_disk()
-            if not done:
+            if damage is None and not done:
                 self._begin_new()
             log = StageLog(self.store.path, "shuffle")
             log.line(f"plan: {json.dumps(asdict(plan))}")
@@ -390,8 +390,6 @@ class ShuffleRun:
         if self.target != self.store.path:
             storage_of(self.target).remove_tree()
             return
-        if is_same_shuffle(self.store, self.options):
-            return  # all of its buckets are damaged, and written again
         manifest.stages = {
             name: s for name, s in manifest.stages.items() if name not in ("shuffle", *_DERIVED_STAGES)
         }

@@ -248,7 +248,6 @@ class Recorder(LocalEngine):
         *,
         workers: int,
         memory: int,
-        copies: bool = False,
         cores: int = 1,
     ) -> Iterator[tuple[int, Any]]:
         self.calls[function_name(function)] = (workers, memory)
