@@ -29,18 +29,22 @@ autodoc_preserve_defaults = True
 nitpick_ignore_regex = [
     (
         r"py:.*",
-        r"(_duckdb|collections|contextlib|fractions|io|np|npt|numpy|pathlib|pyarrow|rich|threading|torch|types|typing)\..*",
+        r"(_duckdb|collections|contextlib|fractions|io|msgspec|np|npt|numpy|pathlib|pyarrow|rich|threading|torch|types|typing)\..*",
     ),
     (
         r"py:class",
-        r"Batch|Tensor|TensorBatch|tuple\[.*|[a-z]+|hexdata\.order\.Item|hexdata\.retry\.T|hexdata\.store\.Store|hexdata\.strict_json\.Within",
+        r"Batch|Tensor|TensorBatch|tuple\[.*|[a-z]+|"
+        r"hexdata\.arrays\.Arrays|hexdata\.order\.Item|hexdata\.retry\.T|hexdata\.store\.Store",
     ),
     (r"py:.*", r"hexdata\.\w+\.[a-z]\w*\..*"),
     # Sphinx cannot resolve signatures with AnyPath, part of which exists only for the type checker.
-    (r"py:class", r"(Any|Remote|U)?Path|BufferedReader|DuckDBPyConnection|FileFacts|Store|pa\.\w+"),
     (
         r"py:class",
-        r"BoardForm|CacheFolder|Dedup|FinalPolicy|Mode|OnError|Remainder|TransformFunction|Weights",
+        r"(Any|Remote|U)?Path|AbstractContextManager|BufferedReader|DuckDBPyConnection|FileFacts|Store|pa\.\w+",
+    ),
+    (
+        r"py:class",
+        r"BoardForm|CacheFolder|Dedup|FinalPolicy|Mode|OnError|Remainder|Row|Spread|TransformFunction|Weights",
     ),
 ]
 """References that may be unresolved: names of other projects, whose indices would need a network, and types

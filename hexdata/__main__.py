@@ -7,8 +7,6 @@ from hexdata.cli import main
 from hexdata.cli.app import interrupted_by_termination
 from hexdata.extras import hide_pandas
 
-__all__ = ["run"]
-
 
 def run() -> None:
     """Run the command line. Exit status: that of ``main``, 143 for SIGTERM, 129 for SIGHUP."""

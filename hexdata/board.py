@@ -153,6 +153,7 @@ def check_no_repeats(moves: npt.NDArray[Any], n: int) -> None:
     )
 
 
+# Two letters, because boards above 26 have the columns aa to af.
 _MOVE: Final = re.compile(r"[a-z]{1,2}[0-9]+")
 
 
@@ -166,6 +167,7 @@ def parse_moves(text: str, n: int) -> UInt16Array:
         FormatError: "trmph-syntax", if the text is not a sequence of columns each followed by a number;
             "trmph-cell", if a move is not a cell of the board.
     """
+    # findall skips what does not match, so the names must add up to the text again.
     names = _MOVE.findall(text)
     if "".join(names) != text:
         raise FormatError(
@@ -199,6 +201,8 @@ _LINE: Final = re.compile(
     r"\s*(?P<url>https?://[^\s#]*)?"
     r"#(?P<size>[0-9]{1,3}),(?P<moves>[a-z0-9]*)"
     r"(?:\s+(?P<winner>[12bBrR]))?"
+    # A comment has a blank after its #, so that a second board on the line is not read as one. The possessive
+    # quantifier prevents backtracking.
     r"(?:\s+#(?:[ \t][^\r]*+)?)?\s*",
 )
 
@@ -339,6 +343,7 @@ def replay_packed(
     Returns:
         uint8 (M + G, ceil(2·n·n / 8)), as :func:`pack_boards` gives.
     """
+    # A game of m moves has m + 1 rows, so game g begins g rows after its first move.
     width = (2 * n * n + 7) // 8
     starts = np.concatenate(([0], np.cumsum(lengths[:-1] + 1, dtype=np.int64)))[: len(lengths)]
     plies = np.arange(len(moves)) - np.repeat(starts - np.arange(len(lengths)), lengths)
@@ -347,9 +352,12 @@ def replay_packed(
     rows = plies + np.repeat(starts, lengths) + 1
 
     change = np.zeros((len(moves) + len(lengths), -(-width // 8)), dtype=np.uint64)
+    # The row of a pass stays zero, so the xor repeats the board before it.
     if (moves == PASS).any():
         rows, bits = rows[moves != PASS], bits[moves != PASS]
+    # Each row has one stone, so no byte is assigned twice. packbits stores the first cell in the highest bit.
     change.view(np.uint8)[rows, bits >> 3] = np.uint8(128) >> (bits & 7).astype(np.uint8)
+    # The xor of all rows of a game is its final board, which the first row of the next game removes.
     if len(starts) > 1:
         finals = np.bitwise_xor.reduceat(change, starts, axis=0)
         change[starts[1:]] = finals[:-1]
@@ -398,6 +406,7 @@ def _connects(stones: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         through = reached[:, -1] != 0
         connected[boards[through]] = True
         going = ~through & (reached != before).any(axis=1)
+        # Most boards end early, so only those whose fill still grows are kept.
         boards, rows, reached = boards[going], rows[going], reached[going]
     return connected
 
@@ -438,6 +447,7 @@ def symmetry_table(n: int) -> UInt16Array:
     cells = np.arange(check_board_size(n) ** 2, dtype=np.uint16).reshape(n, n)
     images = [cells, cells[::-1, ::-1], cells.T, cells[::-1, ::-1].T]
     table = np.stack(images).reshape(4, n * n)
+    # The cache returns the same array to all callers.
     table.flags.writeable = False
     return table
 
@@ -492,6 +502,7 @@ def _canonical(
     game = np.repeat(np.arange(len(lengths)), lengths)
     apart = np.flatnonzero(one != other)  # not always from ply 0 on, because the centre is its own image
     games, first = np.unique(game[apart], return_index=True)
+    # Games that equal their image, such as the empty one, keep `one`.
     smaller = np.ones(len(lengths), dtype=bool)
     smaller[games] = one[apart[first]] < other[apart[first]]
     canonical: UInt16Array = np.where(smaller[game], one, other)
@@ -519,6 +530,7 @@ def game_hashes(
         n: Board size.
         first_player: Player who began each game, (G,).
     """
+    # Little-endian on every machine, because the hash is stored.
     canonical = _canonical(moves.astype(np.intp), lengths, n, first_player).astype("<u2", copy=False)
     prefix, data = b"hexdata game %d " % n, canonical.tobytes()
     stops = (2 * np.cumsum(lengths)).tolist()

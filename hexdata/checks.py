@@ -10,28 +10,13 @@ from pathlib import PurePath
 from typing import Any, Final, TypeVar
 
 from hexdata.errors import ConfigError, HexdataError, StoreError
-from hexdata.text import did_you_mean, printable
-
-__all__ = [
-    "as_int",
-    "as_tuple",
-    "check_choice",
-    "check_count",
-    "check_fields",
-    "check_location",
-    "check_options",
-    "check_same_options",
-    "check_seed",
-    "check_shares",
-    "check_suffix",
-    "check_versions",
-    "is_count",
-]
+from hexdata.text import did_you_mean, shortened
 
 T = TypeVar("T")
 
 _MAX_COUNT: Final = 1 << 62
 """Largest number that a state and a manifest may contain."""
+# 1,234 digits. Manifests and messages have seeds as decimal text, and Python converts at most 4,300 digits.
 _MAX_SEED_BITS: Final = 4096
 
 
@@ -50,9 +35,13 @@ def check_count(name: str, value: Any, least: int, most: int = _MAX_COUNT) -> in
     count = as_int(value)
     if count is None or not least <= count <= most:
         limit = f" and at most {most}" if count is not None and count > most else ""
-        expected = f"an integer, at least {least}{limit}"
-        raise ConfigError(f"{name} cannot be used", found=_shown(value), expected=expected)
+        raise unusable(name, _shown(value), f"an integer, at least {least}{limit}")
     return count
+
+
+def unusable(name: str, found: str, expected: str) -> ConfigError:
+    """Return the error for an option with an invalid value."""
+    return ConfigError(f"{name} cannot be used", found=found, expected=expected)
 
 
 def _shown(value: Any) -> str:
@@ -75,11 +64,12 @@ def check_fields(options: Any, least: Mapping[str, int] | None = None, flags: Co
     for name, smallest in (least or {}).items():
         value = getattr(options, name)
         if value is not None or getattr(type(options), name) is not None:
+            # The dataclass is frozen. NumPy's integers are replaced, since JSON cannot contain them.
             object.__setattr__(options, name, check_count(name, value, smallest))
     for name in flags:
         value = getattr(options, name)
         if not isinstance(value, bool):
-            raise ConfigError(f"{name} cannot be used", found=repr(value), expected="True or False")
+            raise unusable(name, repr(value), "True or False")
 
 
 def check_location(name: str, value: object) -> None:
@@ -88,9 +78,9 @@ def check_location(name: str, value: object) -> None:
     Raises:
         ConfigError: The value is neither text nor a path, or it is empty.
     """
+    # An address is an object with a file system. Its class is not imported: most runs need no object store.
     if not (isinstance(value, (str, PathLike)) or hasattr(value, "fs")) or value == "":
-        expected = "a path, or an address as text"
-        raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
+        raise unusable(name, repr(value), "a path, or an address as text")
 
 
 def check_options(options: Any, kind: type[T]) -> T:
@@ -99,23 +89,20 @@ def check_options(options: Any, kind: type[T]) -> T:
     Raises:
         ConfigError: The options are of another type.
     """
-    if options is None:
-        return kind()
-    if not isinstance(options, kind):
-        expected = f"hexdata.{kind.__name__}, or None"
-        raise ConfigError("options cannot be used", found=repr(options), expected=expected)
-    return options
+    if options is not None and not isinstance(options, kind):
+        raise unusable("options", repr(options), f"hexdata.{kind.__name__}, or None")
+    return options or kind()
 
 
 def as_tuple(value: Any) -> Any:
     """Return a list or an array as a tuple, and any other value unchanged."""
-    return (
-        value if value is None or isinstance(value, str) or not hasattr(value, "__iter__") else tuple(value)
-    )
+    is_list = hasattr(value, "__iter__") and not isinstance(value, str)
+    return tuple(value) if is_list else value
 
 
 def as_int(value: Any) -> int | None:
     """Return an integer of any type as a Python int; None for bools and all other values."""
+    # In Python, True is the integer 1.
     if isinstance(value, bool):
         return None
     try:
@@ -132,8 +119,7 @@ def check_seed(value: Any) -> int:
     """
     seed = as_int(value)
     if seed is None or seed.bit_length() > _MAX_SEED_BITS:
-        expected = f"an integer of at most {_MAX_SEED_BITS:,} bits"
-        raise ConfigError("seed cannot be used", found=_shown(value), expected=expected)
+        raise unusable("seed", _shown(value), f"an integer of at most {_MAX_SEED_BITS:,} bits")
     return seed
 
 
@@ -144,10 +130,8 @@ def check_choice(name: str, value: object, known: Collection[str]) -> None:
         ConfigError: It is not.
     """
     if not isinstance(value, str) or value not in known:
-        hint = did_you_mean(value, known) if isinstance(value, str) else None
-        raise ConfigError(
-            f"unknown {name}", found=repr(value), expected=" or ".join(map(repr, known)), hint=hint
-        )
+        hint, names = did_you_mean(str(value), known), " or ".join(map(repr, known))
+        raise ConfigError(f"unknown {name}", found=repr(value), expected=names, hint=hint)
 
 
 def check_shares(val: Any, test: Any) -> None:
@@ -156,21 +140,13 @@ def check_shares(val: Any, test: Any) -> None:
     Raises:
         ConfigError: They are not both numbers of at least 0, or their sum is not below 1.
     """
-    numbers = [isinstance(share, Real) and not isinstance(share, bool) for share in (val, test)]
-    if not (all(numbers) and val >= 0 and test >= 0 and val + test < 1):  # nan is neither
-        raise ConfigError(
-            "the shares val and test must leave games for train",
-            found=f"{val!r} and {test!r}",
-            expected="numbers of at least 0 whose sum is below 1",
-        )
+    numbers = all(isinstance(share, Real) and not isinstance(share, bool) for share in (val, test))
+    if not (numbers and val >= 0 and test >= 0 and val + test < 1):  # nan is neither
+        raise unusable("val and test", f"{val!r} and {test!r}", "numbers of at least 0 whose sum is below 1")
 
 
 def check_suffix(
-    path: object,
-    what: str,
-    suffixes: Collection[str],
-    error: type[HexdataError] = ConfigError,
-    hint: str | None = None,
+    path: object, what: str, suffixes: Collection[str], error: type[HexdataError] = ConfigError
 ) -> None:
     """Check the suffix of a file to be written, so that a typing error does not overwrite another file.
 
@@ -179,18 +155,12 @@ def check_suffix(
         what: Kind of file for the message, such as "a Parquet file".
         suffixes: Allowed suffixes in lower case, each with its dot.
         error: Type of the exception (default: ``ConfigError``).
-        hint: What to do (default: None).
 
     Raises:
         HexdataError: Of the type ``error``, if the suffix is not allowed.
     """
     if PurePath(str(path)).suffix.lower() not in suffixes:
-        raise error(f"unsupported suffix for {what}", path=path, expected=" or ".join(suffixes), hint=hint)
-
-
-def is_count(value: object) -> bool:
-    """Return whether a value from a state is an integer of at least 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        raise error(f"unsupported suffix for {what}", path=path, expected=" or ".join(suffixes))
 
 
 def check_versions(state: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
@@ -201,12 +171,9 @@ def check_versions(state: Mapping[str, Any], expected: Mapping[str, Any]) -> Non
     """
     for name in ("version", "order_version"):
         if state[name] != expected[name]:
-            raise StoreError(
-                f"the state has another {name}",
-                found=printable(repr(state[name])[:80]),
-                expected=expected[name],
-                hint="Resume with the hexdata release that wrote it, or start a new epoch.",
-            )
+            found = shortened(repr(state[name]))
+            hint = "Resume with the hexdata release that wrote it, or start a new epoch."
+            raise StoreError(f"the state has another {name}", found=found, expected=expected[name], hint=hint)
 
 
 def check_same_options(
@@ -223,11 +190,8 @@ def check_same_options(
     Raises:
         ConfigError: At least one option differs; the message lists all that do.
     """
-    other = [name for name in names if state[name] != expected[name]]
-    if other:
-        raise ConfigError(
-            f"the state was saved with another {', '.join(other)}",
-            found={name: state[name] for name in other},
-            expected={name: expected[name] for name in other},
-            hint=f"Create the {what} with the options of that run.",
-        )
+    if other := [name for name in names if state[name] != expected[name]]:
+        found, wanted = ({name: options[name] for name in other} for options in (state, expected))
+        reason = f"the state was saved with another {', '.join(other)}"
+        hint = f"Create the {what} with the options of that run."
+        raise ConfigError(reason, found=found, expected=wanted, hint=hint)

@@ -49,8 +49,11 @@ _QUERY_OF_ALL: Final = re.compile(r"\A([a-z][a-z0-9+.-]+:/[^\s?#]*)(?:\?|#[^=?]*
 
 def without_secrets(text: str) -> str:
     """Return a text in which addresses have no user, query or arguments of a command."""
+    # Most texts contain no address, and every message of an error is checked.
     if _MAY_HAVE_SECRETS.search(text) is None:
         return text
+    # Commands first, because their arguments may contain addresses. _QUERY ends at the first space, so the
+    # pattern for a whole text precedes it.
     for pattern, kept in ((_ARGUMENTS, r"\1 …"), (_USER, r"\1"), (_QUERY_OF_ALL, r"\1"), (_QUERY, r"\1")):
         text = pattern.sub(kept, text)
     return text
@@ -62,6 +65,7 @@ def _redacted(value: object) -> object:
         return value
     text = str(value)
     redacted = without_secrets(text)
+    # The value keeps its type, such as a dict, unless it has secrets.
     return value if text == redacted else redacted
 
 
@@ -81,7 +85,6 @@ class Reason(StrEnum):
     CORRUPT_GZIP = "corrupt-gzip"
     CORRUPT_PICKLE = "corrupt-pickle"
     CORRUPT_ZIP = "corrupt-zip"
-    EMPTY_FILE = "empty-file"
     EXAMPLE_LAYOUT = "example-layout"
     GAME_ID = "game-id"
     GAME_LAYOUT = "game-layout"
@@ -109,10 +112,10 @@ class Reason(StrEnum):
     MOVE_ORDER = "move-order"
     NO_MOVES = "no-moves"
     NO_WINNER = "no-winner"
-    NOT_UTF8 = "not-utf8"
     PLAYER_RANGE = "player-range"
     PLAYER_TYPE = "player-type"
     POLICY_DTYPE = "policy-dtype"
+    POLICY_MASK = "policy-mask"
     POLICY_SHAPE = "policy-shape"
     POLICY_TYPE = "policy-type"
     POLICY_VALUES = "policy-values"
@@ -125,6 +128,10 @@ class Reason(StrEnum):
     SGF_SYNTAX = "sgf-syntax"
     SGF_VARIATIONS = "sgf-variations"
     SHARED_PAYLOAD = "shared-payload"
+    SIDECAR_MISMATCH = "sidecar-mismatch"
+    SIDECAR_MISSING = "sidecar-missing"
+    SIDECAR_RECORD = "sidecar-record"
+    SIDECAR_VERSION = "sidecar-version"
     TARGET_RANGE = "target-range"
     TIER_RANGE = "tier-range"
     TIER_TYPE = "tier-type"
@@ -222,6 +229,7 @@ class HexdataError(Exception):
 
     def at(self, path: object) -> HexdataError:
         """Return this error with its path set to ``path`` if it had none."""
+        # The code that raised the error knows the file better than its callers.
         self.path = self.path or without_secrets(str(path))
         return self
 
@@ -245,12 +253,12 @@ class FormatError(InputError):
     def __init__(
         self,
         reason: str,
-        *,
         code: Reason = Reason.UNKNOWN_LAYOUT,
-        path: object = None,
-        record: int | str | None = None,
         found: object = None,
         expected: object = None,
+        *,
+        path: object = None,
+        record: int | str | None = None,
         hint: str | None = None,
     ) -> None:
         super().__init__(reason, path=path, record=record, found=found, expected=expected, hint=hint)

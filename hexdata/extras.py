@@ -6,31 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.abc import MetaPathFinder
-from typing import Final
 
 from hexdata.errors import MissingExtraError
-
-__all__ = ["LIBRARIES", "hide_pandas", "installed_by"]
-
-LIBRARIES: Final = {
-    "azure": ("adlfs",),
-    "browse": ("starlette", "uvicorn"),
-    "gcs": ("gcsfs",),
-    "live": ("prometheus_client", "watchfiles"),
-    "png": ("resvg_py",),
-    "ray": ("ray",),
-    "report": ("jinja2", "matplotlib"),
-    "s3": ("aiobotocore", "s3fs"),
-    "torch": ("torch",),
-}
-"""Modules that each extra installs, as ``pyproject.toml`` declares them."""
 
 
 @contextmanager
 def installed_by(extra: str, purpose: str) -> Iterator[None]:
-    """Name the extra if one of its libraries, imported inside the ``with`` block, is not installed.
+    """Name the extra if a library that is imported inside the ``with`` block is not installed.
 
-    Other errors pass unchanged, such as an ``ImportError`` from within an installed library.
+    Other errors pass unchanged, such as an ``ImportError`` of a library that is installed.
 
     Args:
         extra: The extra that installs the library.
@@ -42,19 +26,17 @@ def installed_by(extra: str, purpose: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if error.name not in LIBRARIES.get(extra, ()):
+        if (error.name or "").partition(".")[0] in ("", "hexdata"):
             raise
-        missing = MissingExtraError(
-            f"{purpose} needs a library that is not installed",
-            found=str(error),
-            hint=f"Install it with: pip install 'hexdata[{extra}]'.",
-        )
+        reason = f"{purpose} needs a library that is not installed"
+        hint = f"Install it in the clone of hexdata: python -m pip install '.[{extra}]'."
+        missing = MissingExtraError(reason, found=str(error), hint=hint)
         missing.name = error.name
         raise missing from error
 
 
 class _NoPandas(MetaPathFinder):
-    """Reports that pandas is not installed."""
+    """Reports that pandas is not installed. ``sys.modules["pandas"] = None`` would make Arrow fail."""
 
     def find_spec(self, name: str, *_: object) -> None:
         if name == "pandas":

@@ -20,7 +20,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.board import SYMMETRIES, Symmetry, swaps_colours, unpack_boards
+from hexdata.arrays import NUMPY, Arrays
+from hexdata.board import Symmetry
 from hexdata.schema import NO_MOVE
 
 __all__ = [
@@ -81,50 +82,56 @@ def games_to_fill(
     for first in range(0, len(lengths), _GAMES_AT_ONCE):
         own = slice(first, first + _GAMES_AT_ONCE)
         start, stop = starts[own][0], starts[own][-1] + lengths[own][-1]
+        # The number of the ply in its game, and one more in games that red began.
         plies = np.arange(start, stop) - np.repeat(starts[own] - first_players[own], lengths[own])
         row_starts = np.repeat(np.arange(first, first + len(lengths[own])) * cells, lengths[own])
         fill.reshape(-1)[row_starts + moves[start:stop]] = plies
     return fill
 
 
-def boards_to_fill(packed: npt.NDArray[np.uint8], moves: npt.NDArray[Any], n: int) -> FillArray:
+def boards_to_fill(packed: Any, moves: Any, n: int, ops: Arrays = NUMPY) -> Any:
     """Return the fill rows of single positions; all have the ply ``POSITION_PLY``.
 
     Args:
         packed: Packed boards, uint8 (N, ceil(2·n·n / 8)).
         moves: Cell index of the next move (N,), 65535 for none. A move on an occupied cell is left out.
         n: Board size.
+        ops: Operations of the library of the arrays (default NumPy).
 
     Returns:
         (N, n·n) of :func:`fill_dtype`.
     """
     dtype = fill_dtype(n)
-    never = dtype.type(never_filled(dtype))
-    blue, red = unpack_boards(packed, n, dtype).reshape(len(packed), 2, n * n).swapaxes(0, 1)
-    fill: FillArray = never - blue * never - red * dtype.type(never - 1)
-    rows = np.flatnonzero(moves != NO_MOVE)
-    rows = rows[fill[rows, moves[rows]] == never]
-    fill[rows, moves[rows]] = POSITION_PLY
+    never = never_filled(dtype)
+    stones = ops.cast(ops.unpack(packed, 2 * n * n), dtype.name)
+    blue, red = stones[:, : n * n], stones[:, n * n :]
+    # 0 on blue cells, 1 on red cells and the never value on others, with operations that all libraries have.
+    fill = never - blue * never - red * (never - 1)
+    # Without a move on a free cell, a cell is set to the number that it has.
+    rows, has_move = ops.arange(0, len(fill)), moves != NO_MOVE
+    cells = ops.cast(ops.xp.where(has_move, moves, 0), "int64")
+    found = fill[rows, cells]
+    fill[rows, cells] = ops.xp.where(has_move & (found == never), POSITION_PLY, found)
     return fill
 
 
-def fill_to_stones(
-    fill: FillArray, ply: FillArray, out: npt.NDArray[np.uint8] | None = None
-) -> npt.NDArray[np.uint8]:
+def fill_to_stones(fill: Any, ply: Any, out: Any = None, ops: Arrays = NUMPY) -> Any:
     """Return the stones of positions.
 
     Args:
         fill: Fill rows (N, cells).
         ply: Ply of each position (N,), of the same dtype.
         out: uint8 (N, 2, cells) to write to (default None: a new array).
+        ops: Operations of the library of the arrays (default NumPy).
 
     Returns:
         uint8 (N, 2, cells), 0 or 1: blue stones, then red stones.
     """
-    stones = np.empty((len(fill), 2, fill.shape[1]), np.uint8) if out is None else out
-    occupied = np.less(fill, ply[:, np.newaxis]).view(np.uint8)
-    odd = fill if fill.dtype == np.uint8 else fill.astype(np.uint8)  # the lowest bit remains
-    red = occupied & odd  # contiguous, since operations on rows of planes take twice the time of copies
+    stones = ops.empty((len(fill), 2, fill.shape[1]), ops.xp.uint8) if out is None else out
+    occupied = ops.cast(fill < ply[:, None], "uint8")
+    # Contiguous arrays, since operations on rows of planes take twice the time of copies. The lowest bit of a
+    # number remains in uint8.
+    red = occupied & ops.cast(fill, "uint8")
     stones[:, 1] = red
     occupied ^= red
     stones[:, 0] = occupied
@@ -146,6 +153,7 @@ def fill_to_packed(
     """
     cells = fill.shape[1]
     packed = np.empty((len(games), (2 * cells + 7) // 8), np.uint8)
+    # Reused for all rows, so that it stays in the cache.
     stones = np.empty((_ROWS_AT_ONCE, 2, cells), np.uint8)
     for first in range(0, len(games), _ROWS_AT_ONCE):
         own = slice(first, first + _ROWS_AT_ONCE)
@@ -155,25 +163,20 @@ def fill_to_packed(
     return packed
 
 
-def fill_to_move(fill: FillArray, ply: FillArray) -> npt.NDArray[np.uint16]:
+def fill_to_move(fill: Any, ply: Any, ops: Arrays = NUMPY) -> Any:
     """Return the next move of positions: uint16 (N,), 65535 for none."""
-    move = np.full(len(fill), NO_MOVE, np.uint16)
-    for first in range(0, len(fill), _ROWS_AT_ONCE):
-        own = slice(first, first + _ROWS_AT_ONCE)
-        is_next = np.equal(fill[own], ply[own, np.newaxis])
-        rows, cells = np.divmod(np.flatnonzero(is_next), fill.shape[1])
-        move[first + rows] = cells
-    return move
+    # At most one cell has this number. ``argmax`` is 0 without one, so ``any`` decides.
+    is_next = fill == ply[:, None]
+    move = ops.cast(ops.xp.argmax(ops.cast(is_next, "uint8"), 1), "uint16")
+    return ops.xp.where(ops.xp.any(is_next, 1), move, ops.cast(ops.full((1,), NO_MOVE, "int64"), "uint16"))
 
 
-def fill_to_policy(fill: FillArray, ply: FillArray) -> npt.NDArray[np.float32]:
+def fill_to_policy(fill: Any, ply: Any, ops: Arrays = NUMPY) -> Any:
     """Return one-hot policies of the next moves: float32 (N, cells), all zeros where there is none."""
-    return np.equal(fill, ply[:, np.newaxis]).astype(np.float32)
+    return ops.cast(fill == ply[:, None], "float32")
 
 
-def transform_fill(
-    fill: FillArray, ply: FillArray, symmetries: npt.NDArray[np.uint8], n: int
-) -> tuple[FillArray, FillArray]:
+def transform_fill(fill: Any, ply: Any, symmetries: Any, n: int, ops: Arrays = NUMPY) -> tuple[Any, Any]:
     """Return the images of fill rows and their plies under one symmetry for each row.
 
     Args:
@@ -182,20 +185,9 @@ def transform_fill(
         symmetries: Values of ``board.Symmetry`` (N,). Reflections also swap the colours: they add one to each
             ply.
         n: Board size.
+        ops: Operations of the library of the arrays (default NumPy).
     """
-    fill, ply = fill.copy(), ply.copy()
-    boards = fill.reshape(-1, n, n)
-    never = never_filled(fill.dtype)
-    for symmetry in SYMMETRIES[1:]:
-        rows = np.flatnonzero(symmetries == symmetry)
-        images = boards.take(rows, axis=0)
-        if symmetry & Symmetry.ROTATION:
-            images = images[:, ::-1, ::-1]
-        if swaps_colours(symmetry):
-            images = images.swapaxes(1, 2)
-        images = np.ascontiguousarray(images)
-        if swaps_colours(symmetry):
-            images += images != never
-            ply[rows] += 1
-        boards[rows] = images
-    return fill, ply
+    swapped = symmetries >= Symmetry.LONG_DIAGONAL
+    fill = ops.image(fill, symmetries, n)
+    # The never value stays as it is: 255 + 1 would be 0, a blue stone of the first ply.
+    return fill + (swapped[:, None] & (fill != never_filled(fill_dtype(n)))), ply + swapped

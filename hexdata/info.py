@@ -1,27 +1,27 @@
-"""Summary of a store: its content, its stages, what is out of date, and the next commands."""
+"""Facts of a store: its content, its stages, the order of its input, and what to do next."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import Final, Literal
-
-import pyarrow.compute as pc
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
 
 from hexdata.errors import StoreError
+from hexdata.quality import InputOrder, measure_input_order
 from hexdata.schema import SCHEMA_VERSION, SPLITS
-from hexdata.storage import AnyPath, storage_of
+from hexdata.storage import AnyPath, storage_of, translate_errors
+from hexdata.storage.lock import find_lock_holder
 from hexdata.store import STAGES, Store
 from hexdata.store.commands import command_line, stage_command
-from hexdata.store.disk_space import translate_disk_full
-from hexdata.store.integrity import find_damage, rebuild_commands
-from hexdata.store.journal import read_journal
+from hexdata.store.integrity import BUCKETS_REMOVED, check_tables, find_damage, rebuild_commands
+from hexdata.store.journal import JournalEntry, read_journal
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
 from hexdata.store.parquet import read_parquet
-from hexdata.text import without_game
+from hexdata.text import printable, without_game
 
-__all__ = ["StageInfo", "StoreInfo", "store_info"]
+__all__ = ["StageInfo", "StoreInfo", "loader_code", "store_info"]
 
+State = Literal["complete", "outdated", "not run", "interrupted", "damaged"]
 _INPUT_STAGE: Final = {"export": "shuffle", "pickles-shuffled": "shuffle"}
 """The stage whose output a stage reads, for stages that do not read the tables of convert."""
 
@@ -39,15 +39,24 @@ class StageInfo:
         bytes: Size of the files.
         finished: End time of the last run in UTC, such as "2026-01-31T12:00:00Z"; None if unknown.
         command: Command line that runs the stage with the same options; None if it has not run.
+        missing: Files that are missing or have another size, and damaged files of the tables.
+        lineage: Entry of the stage in the manifest, with the number of removed buckets as ``removed``; empty
+            if it has not run.
+        digest: SHA-256 over the names and digests of its files.
+        last: The last run in the journal; None if there is none.
     """
 
     stage: str
-    state: Literal["complete", "outdated", "not run", "interrupted", "damaged"]
+    state: State
     positions: int
     files: int
     bytes: int
     finished: str | None
     command: str | None
+    missing: list[str] = field(default_factory=list)
+    lineage: dict[str, Any] = field(default_factory=dict)
+    digest: str = ""
+    last: JournalEntry | None = None
 
 
 @dataclass(frozen=True)
@@ -59,17 +68,19 @@ class StoreInfo:
         schema_version: Version of the tables.
         board_size: Cells along an edge; None for a store without positions.
         counts: Number of rows of the tables sources, games, positions and rejected.
-        without_game: Number of positions that belong to no known game; None if the table of games is damaged.
+        without_game: Number of positions that belong to no known game; None if a table is damaged.
         bytes: Size of all files.
         files: Number of files.
-        splits: Number of games of each split; empty if the table of games is damaged.
+        splits: Number of games of each split; empty if a table is damaged.
         targets: Optional columns of the positions, such as "root_value".
         stages: The stages, in the order in which they run.
-        missing: Files that are missing or have another size than recorded, and files of games with another
-            digest.
+        missing: Files that are missing or have another size than recorded, and files of the tables with
+            another digest.
         writer: The process that writes to the store now; None if there is none.
         notes: Facts that the user should know, as sentences.
-        steps: (purpose, command line) of each next step, the most urgent first.
+        steps: (purpose, command line or line of Python) of each next step, the most urgent first.
+        duplicates: Number of games that repeat an earlier one or its mirror image.
+        input_order: Order in which the positions were read; None if a table is damaged or in an object store.
     """
 
     store: str
@@ -86,12 +97,18 @@ class StoreInfo:
     writer: str | None
     notes: list[str]
     steps: list[tuple[str, str]]
+    duplicates: int = 0
+    input_order: InputOrder | None = None
+
+    def stage(self, name: str) -> StageInfo | None:
+        """Return the facts of a stage; None if it has not run."""
+        return next((stage for stage in self.stages if stage.stage == name and stage.lineage), None)
 
 
 def store_info(store: str | AnyPath) -> StoreInfo:
-    """Describe a store. Reads its manifest, the sizes of its files and the table of games.
+    """Describe a store. Checks the tables, which are read, and the sizes of the other files.
 
-    ``hexdata verify`` checks the contents of all files.
+    In an object store, the positions are not read. ``hexdata verify`` checks the contents of all files.
 
     Args:
         store: Folder of the store, or its address in an object store.
@@ -100,135 +117,143 @@ def store_info(store: str | AnyPath) -> StoreInfo:
         ConfigError: ``store`` is not a path or a valid address.
         StoreError: There is no store, its manifest cannot be read, or the disk fails.
     """
-    opened = _open(store)
-    with translate_disk_full(opened.path):
-        return _describe(opened)
-
-
-def _open(store: str | AnyPath) -> Store:
-    """Open a store, or a folder in which the first ``convert`` was interrupted before it wrote a manifest."""
     try:
-        return Store.open(store)
-    except StoreError:
-        started = Store(store, Manifest())
-        if started.unfinished("convert") is None or storage_of(started.path / MANIFEST_NAME).exists():
+        opened = Store.open(store)
+    except StoreError:  # the first convert may have been interrupted before it wrote a manifest
+        # Its ledger shows such a run. A manifest that exists is damaged, which must not be reported as no
+        # store.
+        opened = Store(store, Manifest())
+        if opened.unfinished("convert") is None or storage_of(opened.path / MANIFEST_NAME).exists():
             raise
-        return started
+    with translate_errors(opened.path):
+        return describe(opened)
 
 
-def _describe(opened: Store) -> StoreInfo:
-    manifest = opened.manifest
-    missing = {stage: _missing(opened, folders) for stage, folders in STAGES.items()}
-    missing["convert"] = sorted({*missing["convert"], *_altered_games(opened)})
-    finished = {entry.stage: entry.finished for entry in read_journal(opened.path)}
-    stages = [_stage(opened, stage, bool(missing[stage]), finished.get(stage)) for stage in STAGES]
-    writer = storage_of(opened.path).find_writer()
-    unknown = None if missing["convert"] else opened.count_without_game()
-    notes = _notes(opened, stages, writer)
-    if unknown:
-        notes.append(without_game(unknown, manifest.counts["positions"]))
-    return StoreInfo(
-        store=str(opened.path),
-        schema_version=SCHEMA_VERSION,
-        board_size=manifest.board_size,
-        counts={name: manifest.counts.get(name, 0) for name in ("sources", "games", "positions", "rejected")},
-        without_game=unknown,
-        bytes=manifest.total_bytes,
-        files=len(manifest.files),
-        splits={} if missing["convert"] else _splits(opened),
-        targets=list(manifest.targets),
-        stages=stages,
-        missing=[name for names in missing.values() for name in names],
-        writer=writer,
-        notes=notes,
-        steps=_steps(opened, stages, missing),
-    )
-
-
-def _missing(store: Store, folders: tuple[str, ...]) -> list[str]:
-    return [name for folder in folders for name in store.missing(folder)]
-
-
-def _altered_games(store: Store) -> list[str]:
-    """Return the files of games that differ from their digests; in an object store, none."""
-    if storage_of(store.path).local is None:
-        return []
-    return list(find_damage(store, store.manifest.files_in("games")))
-
-
-def _stage(store: Store, stage: str, damaged: bool, finished: str | None) -> StageInfo:
-    lineage = store.manifest.stages.get(stage)
-    files = [facts for folder in STAGES[stage] for facts in store.manifest.files_in(folder).values()]
-    state: Literal["complete", "outdated", "not run", "interrupted", "damaged"] = "complete"
-    if damaged:
-        state = "damaged"
-    elif store.unfinished(stage) is not None:
-        state = "interrupted"
-    elif lineage is None:
-        state = "not run"
-    elif _outdated(store, stage):
-        state = "outdated"
-    positions = 0
-    if lineage is not None:
-        positions = store.manifest.counts.get("positions", 0) if stage == "convert" else lineage["positions"]
-    return StageInfo(
-        stage=stage,
-        state=state,
-        positions=positions,
-        files=len(files),
-        bytes=sum(facts.bytes for facts in files),
-        finished=finished if lineage is not None else None,
-        command=None if lineage is None else stage_command(stage, lineage, store.path),
-    )
-
-
-def _outdated(store: Store, stage: str) -> bool:
-    lineage = store.manifest.stages.get(stage)
-    if lineage is None or stage == "convert":
-        return False
-    before = _INPUT_STAGE.get(stage)
-    return lineage["of"] != store.input_digest(stage) or (before is not None and _outdated(store, before))
-
-
-def _splits(store: Store) -> dict[str, int]:
-    counts: Counter[str] = Counter()
-    for path in store.files("games"):
-        found = pc.value_counts(read_parquet(path, ["split"])["split"])
-        counts.update({row["values"]: row["counts"] for row in found.to_pylist()})
-    return {split: counts[split] for split in SPLITS if counts[split]}
-
-
-def _notes(store: Store, stages: list[StageInfo], writer: str | None) -> list[str]:
+def describe(opened: Store) -> StoreInfo:
+    """Return the facts of an open store, as :func:`store_info`."""
+    manifest, positions = opened.manifest, opened.manifest.counts["positions"]
+    missing = {s: [n for folder in STAGES[s] for n in opened.missing(folder)] for s in STAGES}
+    is_local = storage_of(opened.path).local is not None
+    if is_local and not missing["convert"]:
+        names = [name for folder in STAGES["convert"] for name in manifest.files_in(folder)]
+        # Files that this process has compared with their digests before are not read again.
+        unchecked = {name: manifest.files[name] for name in names if name not in opened.intact}
+        missing["convert"] = sorted(find_damage(opened, unchecked))
+        if not missing["convert"]:  # a table may have other columns or nulls, and digests that agree
+            check_tables(opened, unchecked)
+    last = {entry.stage: entry for entry in read_journal(opened.path)}
+    stages = [_stage(opened, stage, missing[stage], last.get(stage)) for stage in STAGES]
+    unknown, splits, duplicates, order = None, Counter[str](), 0, None
+    # A damaged table could give wrong numbers, or an error in place of the advice to repair it.
+    if not missing["convert"]:
+        # The games know how many positions they have; reading the positions would take longer.
+        unknown = positions
+        for path in opened.files("games"):
+            games = read_parquet(path, ["split", "duplicate_of", "positions"])
+            splits.update(games["split"].to_pylist())
+            duplicates += len(games) - games["duplicate_of"].null_count
+            unknown -= int(games["positions"].to_numpy().sum())
+        # It reads values of positions, which an object store would have to send.
+        order = measure_input_order(opened) if is_local and positions else None
+    writer = find_lock_holder(opened.path)
     notes = [f"{writer} is writing to this store"] if writer else []
     for stage in stages:
         if stage.state == "outdated":
             source = "shuffled positions" if stage.stage in _INPUT_STAGE else "positions"
             notes.append(f"the output of {stage.stage} is older than the {source} of the store")
-    if store.manifest.removed_buckets:
-        notes.append("the buckets of the shuffle were removed by `hexdata export --free-buckets`")
-    return notes
+    if manifest.removed_buckets:
+        notes.append(BUCKETS_REMOVED)
+    if unknown:
+        notes.append(without_game(unknown, positions))
+    return StoreInfo(
+        store=str(opened.path),
+        schema_version=SCHEMA_VERSION,
+        board_size=manifest.board_size,
+        counts={name: manifest.counts[name] for name in ("sources", "games", "positions", "rejected")},
+        without_game=unknown,
+        bytes=manifest.total_bytes,
+        files=len(manifest.files),
+        splits={split: splits[split] for split in SPLITS if splits[split]},
+        targets=list(manifest.targets),
+        stages=stages,
+        missing=[name for names in missing.values() for name in names],
+        writer=writer,
+        notes=notes,
+        steps=_steps(opened, stages, duplicates),
+        duplicates=duplicates,
+        input_order=order,
+    )
 
 
-def _steps(store: Store, stages: list[StageInfo], missing: dict[str, list[str]]) -> list[tuple[str, str]]:
+def _stage(store: Store, stage: str, missing: list[str], last: JournalEntry | None) -> StageInfo:
+    lineage = store.manifest.stages.get(stage, {})
+    files = [facts for folder in STAGES[stage] for facts in store.manifest.files_in(folder).values()]
+    state: State = "outdated" if _is_outdated(store, stage) else "complete" if lineage else "not run"
+    if missing or store.unfinished(stage) is not None:
+        state = "damaged" if missing else "interrupted"
+    return StageInfo(
+        stage=stage,
+        state=state,
+        positions=(store.manifest.counts if stage == "convert" else lineage).get("positions", 0),
+        files=len(files),
+        bytes=sum(facts.bytes for facts in files),
+        finished=last.finished if last and lineage else None,
+        command=stage_command(stage, lineage, store.path) if lineage else None,
+        missing=missing,
+        lineage=lineage | ({"removed": len(lineage["removed"])} if "removed" in lineage else {}),
+        digest=store.manifest.digest(*STAGES[stage]),
+        last=last if lineage else None,
+    )
+
+
+def _is_outdated(store: Store, stage: str) -> bool:
+    """Return whether a stage, or the one whose output it reads, was run on other files than those of now."""
+    lineage = store.manifest.stages.get(stage, {})
+    is_changed = "of" in lineage and lineage["of"] != store.input_digest(stage)
+    return is_changed or (
+        stage in _INPUT_STAGE and bool(lineage) and _is_outdated(store, _INPUT_STAGE[stage])
+    )
+
+
+def _steps(store: Store, stages: list[StageInfo], duplicates: int) -> list[tuple[str, str]]:
+    """Return the purpose and the command of each next step, the most urgent first."""
     path, states = store.path, {stage.stage: stage.state for stage in stages}
-    steps = [("List all damaged files", command_line("verify", path))] if any(missing.values()) else []
-    for stage, state in states.items():
-        if state == "damaged":
-            steps += [
-                (f"Write the files of {stage} again", c) for c in rebuild_commands(store, missing[stage])
-            ]
-        elif state in ("interrupted", "outdated"):
-            purpose = "Finish" if state == "interrupted" else "Repeat"
-            steps.append((f"{purpose} {stage}, with the same options", store.next_command(stage)))
-        if state == "damaged" and stage == "convert":
-            return steps
-    if not store.manifest.counts.get("positions"):
+    steps = []
+    if any(stage.missing for stage in stages):
+        steps.append(("List all damaged files", command_line("verify", path)))
+    for stage in stages:
+        if stage.state == "damaged":
+            again = rebuild_commands(store, stage.missing)
+            steps += [(f"Write the files of {stage.stage} again", command) for command in again]
+            # All other stages read these tables.
+            if stage.stage == "convert":
+                return steps
+        elif stage.state in ("interrupted", "outdated"):
+            purpose = "Finish" if stage.state == "interrupted" else "Repeat"
+            steps.append((f"{purpose} {stage.stage}, with the same options", store.next_command(stage.stage)))
+    if not store.manifest.counts["positions"]:
         return steps or [("Convert your files", store.next_command("convert"))]
-    steps.append(("Look at the games", command_line("browse", path)))
+    steps.append(("Train from it, in Python", loader_code(path)))
+    steps.append(("Look at its games and openings", command_line("browse", path)))
+    dedup = store.manifest.stages.get("shuffle", {}).get("choices", {}).get("dedup", "none")
+    if duplicates and dedup == "none":
+        steps.append(("Train without duplicate games", loader_code(path, dedup="symmetric")))
     if states["shuffle"] == "not run":
-        steps.append(("Shuffle, to write shards", store.next_command("shuffle")))
+        steps.append(("Shuffle it, only to write shards", store.next_command("shuffle")))
     elif states["shuffle"] == "complete" and states["export"] == "not run":
         steps.append(("Write shards", store.next_command("export")))
     elif states["export"] == "complete":
         steps.append(("Check all files and the shuffle", command_line("verify", path)))
-    return [*steps, ("Train from it", command_line("load", path))]
+    return steps
+
+
+def loader_code(path: str | AnyPath, **options: Any) -> str:
+    """Return the Python that creates a loader of a store, which can be copied."""
+
+    def literal(value: Any) -> str:
+        # Double quotes as in the documents; repr escapes what needs it.
+        is_plain = isinstance(value, str) and printable(value) == value and not {*value} & {'"', "\\"}
+        return f'"{value}"' if is_plain else repr(value)
+
+    arguments = [literal(str(path)), *(f"{name}={literal(value)}" for name, value in options.items())]
+    return f"Loader({', '.join(arguments)})"

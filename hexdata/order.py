@@ -68,6 +68,7 @@ def derive_key(seed: int, *purpose: str | int) -> int:
     for part in purpose:
         is_text = isinstance(part, str)
         parts.append(str(part) if is_text else _integer("a purpose must be integers and text", part))
+    # JSON escapes all characters outside ASCII, so every language can compute the same bytes.
     text = f"hexdata order {ORDER_VERSION} " + json.dumps(parts, separators=(",", ":"))
     return int.from_bytes(hashlib.sha256(text.encode("ascii")).digest()[:8], "big")
 
@@ -186,6 +187,7 @@ def _lowest(count: int, size: int, key: int) -> Int64Array:
     if count == size:
         return np.arange(size, dtype=np.int64)
     keys = sort_key(np.arange(size, dtype=np.uint64), key)
+    # Keys are distinct, so it is certain which are the lowest, whatever the algorithm.
     return np.sort(np.argpartition(keys, count)[:count]).astype(np.int64)
 
 
@@ -205,17 +207,20 @@ def bucket_bounds(buckets: int) -> list[int]:
     """
     if buckets < 1:
         raise ValueError(f"need at least one bucket, got {buckets}")
+    # Python's integers, since 2^64 exceeds 64 bits.
     return [(i << 64) // buckets for i in range(buckets)] + [1 << 64]
 
 
 def uniform_draw(ids: npt.ArrayLike, key: int) -> npt.NDArray[np.float64]:
     """Return a uniform draw in [0, 1) for each id under ``key``: float64 with 53 random bits."""
+    # A double holds 53 bits exactly. With all 64, the largest keys would be rounded to 1.
     return (sort_key(ids, key) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 _SMALL: Final = 1 << 16
 """Up to this length, a permutation is computed by sorting, because few bits are not mixed well by rounds."""
 
+# A part of the order, as is ``_SMALL``: another number needs another ORDER_VERSION.
 _ROUNDS: Final = 6
 
 
@@ -286,6 +291,7 @@ class Permutation:
         if rounds is None:
             self._order = np.argsort(sort_key(np.arange(n, dtype=np.uint64), key)).astype(np.int64)
             return
+        # Sums and products may overflow: reduced modulo the word or not, they have the same lowest b bits.
         self._dtype = np.dtype(np.uint32 if rounds.mask < 1 << 32 else np.uint64)
         word = self._dtype.type
         self._rounds = [(word(odd), word(addend)) for odd, addend in rounds.factors]
@@ -312,6 +318,7 @@ class Permutation:
         indices = np.asarray(index)
         if indices.dtype.kind not in "iu":
             raise TypeError(f"indices must be integers, not {indices.dtype}")
+        # Negative indices too: NumPy would count them from the end, but the rounds would not.
         if indices.size and not (int(indices.min()) >= 0 and int(indices.max()) < self.n):
             raise IndexError(f"index outside the {self.n} elements of the permutation")
         result = self._order[indices] if self._order is not None else self._walk(indices)
@@ -323,6 +330,7 @@ class Permutation:
 
     def _walk(self, indices: npt.NDArray[Any]) -> Int64Array:
         values = self._mix(indices.astype(self._dtype).reshape(-1))
+        # This ends: the rounds are a bijection, and the cycle of an index returns to it, which is below n.
         outside = np.flatnonzero(values >= self.n)
         while outside.size:
             walked = self._mix(values[outside])
@@ -375,4 +383,5 @@ def shuffle_indices(
     order = Permutation(len(indices), derive_key(seed, "epoch", epoch)).slice(0, len(indices))
     if isinstance(indices, np.ndarray):
         return indices[order]
+    # Sequences of other libraries may refuse NumPy's integers.
     return [indices[int(i)] for i in order]

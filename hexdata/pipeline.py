@@ -5,21 +5,18 @@ from __future__ import annotations
 import re
 import time
 import typing
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
-
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from typing import Any, Final
 
 from hexdata.cards import CARDS
-from hexdata.config import read_toml
+from hexdata.checks import check_location, unusable
+from hexdata.config import check_arguments, in_section, read_toml
 from hexdata.convert import ConvertOptions, convert_sources
-from hexdata.demo import FOLDER, LEDGER_NAME, DemoOptions, make_legacy
-from hexdata.engine import Engine, EngineOptions, open_engine
+from hexdata.demo import FOLDER, DemoOptions, make_legacy
+from hexdata.engine import EngineOptions, open_engine
 from hexdata.errors import ConfigError, HexdataError, VerifyError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
-from hexdata.live.options import STAGES, LiveOptions
 from hexdata.loader.trial import LoadOptions, run_loader_trial
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
@@ -29,10 +26,8 @@ from hexdata.sql import SqlLimits
 from hexdata.storage import as_path, local_path, storage_of, translate_errors
 from hexdata.store import Store
 from hexdata.store.commands import command_line
-from hexdata.store.disk_space import translate_disk_full
 from hexdata.store.manifest import MANIFEST_NAME
-from hexdata.strict_json import shortened
-from hexdata.text import did_you_mean, shell_word
+from hexdata.text import shortened
 from hexdata.units import parse_bytes
 from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 
@@ -71,14 +66,16 @@ class ReportSection(SqlLimits):
     output: str | None = None
 
 
-class Config(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Config:
     """A complete config. A stage whose section is absent is not run.
 
     Paths are relative to the current folder; addresses are allowed too. ``engine`` is not a stage: it selects
     where ``convert``, ``shuffle``, ``export``, ``pickles`` and ``verify`` run.
-    """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Raises:
+        ConfigError: An address is not valid, or a stage needs what another removes.
+    """
 
     store: str
     engine: EngineOptions | None = None
@@ -91,57 +88,15 @@ class Config(BaseModel):
     load: LoadOptions | None = None
     report: ReportSection | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _parse_sizes(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Convert sizes such as ``memory = "1GB"`` in any section."""
-        return {
-            name: {**section, "memory": parse_bytes(section["memory"])}
-            if isinstance(section, dict) and isinstance(section.get("memory"), str)
-            else section
-            for name, section in content.items()
-        }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_commands(cls, content: dict[str, Any]) -> dict[str, Any]:
-        """Refuse shell commands and cluster addresses, because a config may be written by a stranger."""
-        for key, text in _texts(content):
-            template = "{name}" in text and not re.match("https?://", text, re.IGNORECASE)
-            if template or text.strip().lower().startswith("pipe:"):
-                raise ConfigError(
-                    f"{key}: a config must not contain commands",
-                    found=shortened(text),
-                    expected="a path or an address",
-                    hint="Pass the command to `hexdata load`, or to Loader in your own program.",
-                )
-        engine = content.get("engine")
-        address = engine.get("address") if isinstance(engine, dict) else None
-        if address not in (None, "auto"):  # data received from a cluster can run code here
-            raise ConfigError(
-                "engine.address: a config must not name a cluster",
-                found=shortened(repr(address)),
-                expected="auto, the cluster of this machine",
-                hint="Set it in the environment: RAY_ADDRESS=HOST:PORT hexdata run CONFIG.",
-            )
-        return content
-
-    @model_validator(mode="after")
-    def _check_addresses(self) -> Self:
-        """Check that every address is valid before any stage runs."""
-        for location in self.locations:
+    def __post_init__(self) -> None:
+        check_location("store", self.store)
+        for location in self.locations:  # before any stage runs
             as_path(location)
-        return self
-
-    @model_validator(mode="after")
-    def _check_free_buckets(self) -> Self:
-        """Check that no later stage needs the buckets that the export removes."""
         if self.export and self.export.free_buckets and self.pickles and self.pickles.order == "shuffled":
             raise ConfigError(
-                "export.free_buckets removes the buckets from which [pickles] makes shuffled pickles",
-                expected='free_buckets = false, or order = "original" in [pickles]',
+                "export.free_buckets removes the buckets from which [pickles] makes shuffled pickles: "
+                'set free_buckets = false, or order = "original" in [pickles]'
             )
-        return self
 
     @property
     def locations(self) -> list[str]:
@@ -151,16 +106,10 @@ class Config(BaseModel):
         return locations + ([self.report.output] if self.report and self.report.output else [])
 
 
-def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every text value of a config with its key."""
-    if isinstance(value, str):
-        yield key, value
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            yield from _texts(item, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item, key)
+_SECTIONS: Final[dict[str, type[Any]]] = {
+    name: typing.get_args(hint)[0] for name, hint in typing.get_type_hints(Config).items() if name != "store"
+}
+"""The classes of the sections, by the key of the config."""
 
 
 def load_config(path: str | Path) -> Config:
@@ -175,62 +124,48 @@ def load_config(path: str | Path) -> Config:
             address.
     """
     content = read_toml(local_path(path, "a config"))
-    live_keys = {option.name for option in fields(LiveOptions)} | STAGES.keys()
-    if "store" not in content and live_keys & content.keys():
-        raise ConfigError(
-            "a config of hexdata live",
-            path=path,
-            expected="a config of hexdata run, with the key store",
-            hint=f"Run `hexdata live DIRECTORY --config {shell_word(str(path))}`.",
-        )
     try:
-        return Config.model_validate(content)
-    except ValidationError as error:
-        raise _explain(error, path) from error
+        check_arguments(Config, content)
+        _refuse_commands(content)
+        sections = {name: _parse(name, content[name]) for name in _SECTIONS if name in content}
+        return Config(store=content["store"], **sections)
     except HexdataError as error:
         raise error.at(path) from None
 
 
-_UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
-"""Error types of pydantic for an unknown key, in a model and in a dataclass."""
-_EXPECTED: Final = {
-    "bool": "true or false",
-    "dataclass": "a section",
-    "float": "a number",
-    "int": "a whole number",
-    "list": "a list",
-    "string": "text",
-    "tuple": "a list",
-}
-"""Expected value by the first word of an error type of pydantic."""
+def _parse(name: str, section: Any) -> Any:
+    """Return the options of a section."""
+    if not isinstance(section, dict):
+        raise ConfigError(f"{name} must be a section [{name}]", found=repr(section))
+    if name == "engine" and section.get("address") not in (None, "auto"):
+        # Data received from a cluster can run code here, and a config may be written by a stranger.
+        hint = "Set it in the environment: RAY_ADDRESS=HOST:PORT hexdata run CONFIG."
+        fault = "engine.address: a config must not name a cluster, except auto"
+        raise ConfigError(fault, found=shortened(repr(section["address"])), hint=hint)
+    with in_section(name):
+        check_arguments(_SECTIONS[name], section)
+        for key in {"folder", "inputs", "round_trip", "output"} & section.keys():
+            places = [section[key]] if key in ("folder", "output") else section[key]
+            if not isinstance(places, list):
+                raise unusable(key, repr(places), "a list of paths or addresses")
+            for place in places:
+                check_location(key, place)
+        if isinstance(section.get("memory"), str):
+            section = {**section, "memory": parse_bytes(section["memory"])}
+        return _SECTIONS[name](**section)
 
 
-def _explain(error: ValidationError, path: str | Path) -> ConfigError:
-    """Return one error for pydantic's findings: the first unknown key, otherwise the first finding."""
-    findings = error.errors()
-    first = next((finding for finding in findings if finding["type"] in _UNKNOWN), findings[0])
-    names = [str(part) for part in first["loc"]]
-    key = ".".join(names)
-    if first["type"] == "missing":
-        return ConfigError(f"{key} is missing", path=path)
-    if first["type"] not in _UNKNOWN:
-        choices = first.get("ctx", {}).get("expected")
-        expected = choices or _EXPECTED.get(first["type"].partition("_")[0], first["msg"])
-        return ConfigError(f"{key} cannot be used", path=path, found=repr(first["input"]), expected=expected)
-    known = _known_keys(names[:-1])
-    return ConfigError(
-        f"unknown key {names[-1]!r} {f'in [{names[0]}]' if len(names) > 1 else 'at the top level'}",
-        path=path,
-        expected=f"one of {', '.join(known)}" if known else "no keys",
-        hint=did_you_mean(names[-1], known),
-    )
-
-
-def _known_keys(section: list[str]) -> list[str]:
-    if not section:
-        return list(Config.model_fields)
-    kind = typing.get_args(Config.model_fields[section[0]].annotation)[0]
-    return [f.name for f in fields(kind)]
+def _refuse_commands(value: Any) -> None:
+    """Refuse shell commands in the texts of a config, because it may be written by a stranger."""
+    if isinstance(value, (dict, list)):
+        for item in value.values() if isinstance(value, dict) else value:
+            _refuse_commands(item)
+    elif isinstance(value, str):
+        # A location of shards with {name} is a shell command, unless it is a URL.
+        template = "{name}" in value and not re.match("https?://", value, re.IGNORECASE)
+        if template or value.strip().lower().startswith("pipe:"):
+            hint = "Pass the command to `hexdata load`, or to Loader in your own program."
+            raise ConfigError("a config must not contain commands", found=shortened(value), hint=hint)
 
 
 @dataclass(frozen=True)
@@ -294,17 +229,14 @@ def demo_config(
     """
     root = local_path(folder, FOLDER)
     if storage_of(root / MANIFEST_NAME).exists():
-        raise ConfigError(
-            "the folder of a demo cannot be a store",
-            path=root,
-            expected="a new folder; the demo puts its store into the subfolder store",
-            hint=f"Choose another folder. `{command_line('info', root)}` shows what is in this store.",
-        )
+        hint = f"Choose another folder. `{command_line('info', root)}` shows what is in this store."
+        raise ConfigError("the folder of a demo cannot be a store", path=root, hint=hint)
     legacy = str(root / "legacy")
     return Config(
         store=str(root / "store"),
         demo=DemoSection(folder=legacy, games=options.games, seed=options.seed),
         convert=ConvertSection(inputs=[legacy]),
+        # By default, so few positions would have one bucket, which shows nothing about mixing.
         shuffle=ShuffleOptions(seed=seed, buckets=8),
         export=ExportOptions(shard_size=16_384, block_size=1_024),
         verify=VerifySection(),
@@ -327,157 +259,83 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
         EngineError: The cluster of Ray does not respond or its machines cannot do the work.
         HexdataError: A stage has failed; the stages before it are complete.
     """
+    # The report is the last stage, so a missing library is an error before the others run for hours.
     if config.report is not None:
         require_libraries()
-    stages, shuffled, quality, verdict = [], None, None, None
-    engine_options = config.engine or EngineOptions()
-    with (
-        translate_errors(*config.locations),
-        translate_disk_full(as_path(config.store)),
-        open_engine(engine_options.name, engine_options.address, progress.note) as engine,
-    ):
-        context = _StageContext(config, progress, engine)
-        for name, runner in _RUNNERS.items():
-            if getattr(config, name) is None:
-                continue
-            before, start = _record_of(config, name), time.perf_counter()
-            outcome = runner(context)
-            seconds = time.perf_counter() - start
-            size = None if outcome.path is None else _size_of(outcome.path)
-            rate = outcome.positions / max(seconds, 1e-9)
-            kept = before is not None and before == _record_of(config, name)
-            stages.append(
-                StageResult(name, outcome.positions, outcome.games, size, seconds, rate, outcome.path, kept)
-            )
-            shuffled = outcome.shuffle or shuffled
-            quality = outcome.quality or quality
-            verdict = outcome.verdict or verdict
-        manifest = Store.open(config.store).manifest
-        if quality is None and "shuffle" in manifest.stages and not manifest.removed_buckets:
-            quality = measure_quality(config.store)
-    return RunResult(config.store, stages, shuffled, quality, verdict)
-
-
-def _record_of(config: Config, stage: str) -> bytes | None:
-    """Return the file in which a stage records its results; None for stages that keep none, or before it."""
-    path = as_path(config.store) / MANIFEST_NAME
-    if stage == "demo" and config.demo is not None:
-        path = as_path(config.demo.folder) / LEDGER_NAME
-    elif stage not in ("convert", "shuffle", "export", "pickles"):
-        return None
-    try:
-        with storage_of(path).open() as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-
-
-@dataclass(frozen=True)
-class _StageContext:
-    """Arguments of a stage's runner."""
-
-    config: Config
-    progress: Progress
-    engine: Engine
-
-
-@dataclass(frozen=True)
-class _StageOutcome:
-    """Result of a stage's runner. Fields that do not apply to the stage are None."""
-
-    positions: int
-    games: int | None = None
-    path: str | None = None
-    shuffle: ShuffleResult | None = None
+    store, root, stages = config.store, as_path(config.store), []
+    shuffled: ShuffleResult | None = None
     quality: Quality | None = None
     verdict: Verdict | None = None
+    engine_options = config.engine or EngineOptions()
+    with translate_errors(root), open_engine(engine_options.name, engine_options.address) as engine:
+        # In the order of the stages, not of the file: each reads what those before it have written.
+        for name in _STAGES:
+            start = time.perf_counter()
+            path: object = None
+            made: Any
+            match section := getattr(config, name):
+                case None:
+                    continue
+                case DemoSection():
+                    made, path = make_legacy(section.folder, section, progress), section.folder
+                case ConvertSection():
+                    made = convert_sources(section.inputs, store, section, progress, engine=engine)
+                    path = root / "positions"
+                case ShuffleOptions():
+                    # A repeated run does not need the buckets that an export has removed.
+                    restore = not (config.export and config.export.free_buckets)
+                    made = shuffled = shuffle_store(store, section, progress, engine=engine, restore=restore)
+                    path = root / "shuffled"
+                case ExportOptions():
+                    made, path = export_shards(store, section, progress, engine=engine), root / "shards"
+                case PicklesOptions():
+                    made = export_pickles(store, section, progress, engine=engine)
+                    path = root / "pickles" / section.order
+                case VerifySection():
+                    made = verify_store(store, section, progress)
+                    # If it fails, the store is not compared with its sources, of which most would differ for
+                    # the same reason.
+                    made.require()
+                    sources = (
+                        check_round_trip(store, section.round_trip, progress) if section.round_trip else []
+                    )
+                    # A source that is not among the inputs fails, too: the config claims to check all.
+                    if failed := [f"{source.name}: {source.detail}" for source in sources if not source.ok]:
+                        fault = f"{len(failed)} of {len(sources)} sources are not restored exactly"
+                        raise VerifyError(fault, path=store, found="; ".join(failed))
+                    quality = made.quality or quality
+                case LoadOptions():
+                    made = run_loader_trial(store, section, progress)
+                case ReportSection():
+                    made = write_report(store, section.output, section, progress)
+                    path, verdict, quality = made.path, made.verdict, made.facts.quality or quality
+            seconds = time.perf_counter() - start
+            if name == "load":
+                positions = sum(epoch.positions for epoch in made.epochs)
+            elif name in ("verify", "report"):
+                positions = Store.open(store).manifest.counts["positions"]
+            else:
+                positions = made.positions
+            games = made.games if name in ("demo", "convert") else None
+            size = None if path is None else _size_of(str(path))
+            rate = positions / max(seconds, 1e-9)
+            where = None if path is None else str(path)
+            # A conversion is complete if it has found no new sources.
+            kept = not made.sources if name == "convert" else getattr(made, "already_done", False)
+            stages.append(StageResult(name, positions, games, size, seconds, rate, where, kept))
+        manifest = Store.open(store).manifest
+        # Neither [verify] nor [report] has measured it.
+        if quality is None and "shuffle" in manifest.stages and not manifest.removed_buckets:
+            quality = measure_quality(store)
+    return RunResult(store, stages, shuffled, quality, verdict)
 
 
-def _demo(context: _StageContext) -> _StageOutcome:
-    section = context.config.demo
-    assert section is not None
-    result = make_legacy(section.folder, section, context.progress)
-    return _StageOutcome(result.positions, result.games, section.folder)
-
-
-def _convert(context: _StageContext) -> _StageOutcome:
-    store, section = context.config.store, context.config.convert
-    assert section is not None
-    result = convert_sources(section.inputs, store, section, context.progress, engine=context.engine)
-    return _StageOutcome(result.positions, result.games, _location_in(store, "positions"))
-
-
-def _shuffle(context: _StageContext) -> _StageOutcome:
-    store, export = context.config.store, context.config.export
-    restore = not (export and export.free_buckets)  # a repeated run does not need them
-    result = shuffle_store(
-        store, context.config.shuffle, context.progress, engine=context.engine, restore=restore
-    )
-    return _StageOutcome(result.positions, path=_location_in(store, "shuffled"), shuffle=result)
-
-
-def _export(context: _StageContext) -> _StageOutcome:
-    store = context.config.store
-    result = export_shards(store, context.config.export, context.progress, engine=context.engine)
-    return _StageOutcome(result.positions, path=_location_in(store, "shards"))
-
-
-def _pickles(context: _StageContext) -> _StageOutcome:
-    store, section = context.config.store, context.config.pickles
-    assert section is not None
-    result = export_pickles(store, section, context.progress, engine=context.engine)
-    return _StageOutcome(result.positions, path=_location_in(store, f"pickles/{result.order}"))
-
-
-def _verify(context: _StageContext) -> _StageOutcome:
-    store, section = context.config.store, context.config.verify
-    assert section is not None
-    result = verify_store(store, section, context.progress, engine=context.engine)
-    result.require()
-    if section.round_trip:
-        sources = check_round_trip(store, section.round_trip, context.progress)
-        failed = [f"{source.name}: {source.detail}" for source in sources if not source.ok]
-        if failed:
-            raise VerifyError(
-                f"{len(failed)} of {len(sources)} sources are not restored exactly",
-                path=store,
-                found="; ".join(failed),
-            )
-    return _StageOutcome(Store.open(store).manifest.counts["positions"], quality=result.quality)
-
-
-def _load(context: _StageContext) -> _StageOutcome:
-    result = run_loader_trial(context.config.store, context.config.load, context.progress)
-    return _StageOutcome(sum(epoch.positions for epoch in result.epochs))
-
-
-def _report(context: _StageContext) -> _StageOutcome:
-    section = context.config.report
-    assert section is not None
-    result = write_report(context.config.store, section.output, section, context.progress)
-    facts = result.facts
-    return _StageOutcome(
-        facts.counts["positions"], path=result.path, quality=facts.quality, verdict=result.verdict
-    )
-
-
-_RUNNERS: Final[dict[str, Callable[[_StageContext], _StageOutcome]]] = {
-    "demo": _demo,
-    "convert": _convert,
-    "shuffle": _shuffle,
-    "export": _export,
-    "pickles": _pickles,
-    "verify": _verify,
-    "load": _load,
-    "report": _report,
-}
-
-
-def _location_in(store: str, name: str) -> str:
-    return str(as_path(store) / name)
+_STAGES: Final = ("demo", "convert", "shuffle", "export", "pickles", "verify", "load", "report")
+"""The sections that are stages, in the order in which they run."""
 
 
 def _size_of(location: str) -> int:
     """Return the size in bytes of a file, or of all files of a stage below a folder."""
     sizes = storage_of(as_path(location)).files()
+    # The README file of the shards is not in the manifest either.
     return sum(size for name, size in sizes.items() if f"shards/{name}" not in CARDS)

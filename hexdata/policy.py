@@ -38,6 +38,7 @@ class SparsePolicies:
     def from_dense(cls, policies: npt.NDArray[np.float32]) -> SparsePolicies:
         """Return dense policies (k, cells) as sparse ones. A cell with -0.0 is kept, so no bit is lost."""
         rows, cells = np.nonzero(np.ascontiguousarray(policies, np.float32).view(np.uint32))
+        # Rows ascend, so the cells of policy i begin where i would be inserted, also if it has none.
         starts = np.searchsorted(rows, np.arange(len(policies) + 1))
         return cls(starts.astype(np.int64), cells.astype(np.uint16), policies[rows, cells].astype(np.float32))
 
@@ -66,15 +67,10 @@ class SparsePolicies:
         lengths = np.diff(self.starts)[indices]
         starts = np.zeros(len(indices) + 1, np.int64)
         np.cumsum(lengths, out=starts[1:])
+        # The index of a cell differs from that in the result by the distance of the two starts of its policy.
         chosen = np.repeat(self.starts[indices] - starts[:-1], lengths)
         chosen += np.arange(starts[-1])
         return SparsePolicies(starts, self.cells[chosen], self.probabilities[chosen])
-
-    def slice(self, start: int, stop: int) -> SparsePolicies:
-        """Return the policies [start, stop) as views."""
-        items = slice(int(self.starts[start]), int(self.starts[stop]))
-        starts = self.starts[start : stop + 1] - self.starts[start]
-        return SparsePolicies(starts, self.cells[items], self.probabilities[items])
 
     def to_arrow(self, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
         """Return an array of ``schema.POLICY_TYPE``.
@@ -89,8 +85,10 @@ class SparsePolicies:
         starts, mask = self.starts, None
         if valid is not None:
             starts = np.zeros(len(valid) + 1, np.int64)
+            # A null needs an offset, too: it has no cells and ends where the policy before it does.
             starts[1:] = self.starts[np.cumsum(valid)]
             mask = pa.array(~valid)
+        # ``pa.list_`` has offsets of 32 bits.
         offsets = pa.array(starts.astype(np.int32))
         return pa.ListArray.from_arrays(offsets, items, type=POLICY_TYPE, mask=mask)
 
@@ -116,14 +114,12 @@ class SparsePolicies:
         starts = np.zeros(len(given) + 1, np.int64)
         np.cumsum(given.value_lengths().to_numpy(), out=starts[1:])
         cell, probability = items.field("cell"), items.field("probability")
-        if items.null_count or cell.null_count or probability.null_count:
-            known = [
-                column.is_valid().to_numpy(zero_copy_only=False) for column in (items, cell, probability)
-            ]
-            policy = np.searchsorted(starts, np.argmin(np.all(known, axis=0)), side="right") - 1
-            raise StoreError(
-                "a policy contains a null", record=f"row {rows[policy]}", expected="a cell and a probability"
-            )
+        parts = items, cell, probability
+        if any(part.null_count for part in parts):
+            # The error names the first row with a null, on any of the three levels.
+            known = np.all([part.is_valid().to_numpy(zero_copy_only=False) for part in parts], axis=0)
+            policy = np.searchsorted(starts, known.argmin(), side="right") - 1
+            raise StoreError("a policy contains a null", record=f"row {rows[policy]}", expected="numbers")
         policies = cls(starts, cell.to_numpy(), probability.to_numpy())
         policies._check(rows, cells)
         return rows, policies
@@ -131,8 +127,10 @@ class SparsePolicies:
     def _check(self, rows: npt.NDArray[np.int64], cells: int) -> None:
         """Check cells and probabilities; ``rows`` (k,) are named in errors."""
         first = np.zeros(len(self.cells), bool)
+        # Cells ascend within a policy only. The start of an empty policy is a cell of the next one.
         first[self.starts[:-1][np.diff(self.starts) > 0]] = True
         ascending = np.ones(len(self.cells), bool)
+        # Signed numbers, as differences of uint16 are never negative.
         ascending[1:] = np.diff(self.cells.astype(np.int32)) > 0
         positive = np.isfinite(self.probabilities) & (self.probabilities >= 0)
         for valid, what in (
@@ -142,10 +140,6 @@ class SparsePolicies:
         ):
             if not valid.all():
                 item = int(np.flatnonzero(~valid)[0])
-                policy = int(np.searchsorted(self.starts, item, side="right")) - 1
-                raise StoreError(
-                    "a policy is not valid",
-                    record=f"row {rows[policy]}",
-                    found=f"cell {self.cells[item]} with {self.probabilities[item]}",
-                    expected=what,
-                )
+                record = f"row {rows[np.searchsorted(self.starts, item, side='right') - 1]}"
+                found = f"cell {self.cells[item]} with {self.probabilities[item]}"
+                raise StoreError("a policy is not valid", record=record, found=found, expected=what)

@@ -26,6 +26,9 @@ class Progress(Protocol):
 class Silent:
     """Ignores all reports. The default of every stage."""
 
+    def __repr__(self) -> str:
+        return "SILENT"
+
     def begin(self, stage: str, total: int | None, unit: str) -> None:
         """Do nothing."""
 

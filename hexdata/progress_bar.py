@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, Tex
 from rich.table import Column
 from rich.text import Text
 
-from hexdata.pool import resident_bytes
-from hexdata.text import printable
+from hexdata.system import resident_bytes
+from hexdata.text import printable, wrap
 from hexdata.units import format_bytes, format_duration
 
 __all__ = ["ProgressBar"]
@@ -72,6 +72,7 @@ class _TimeLeft(_Labelled):
 class _Memory(_Labelled):
     """Resident memory of this process and its workers, while the stage runs."""
 
+    # Measuring the memory of all workers takes time, so a drawing within this time shows the last number.
     max_refresh = 0.5
 
     def render(self, task: Task) -> Text:
@@ -105,6 +106,7 @@ class ProgressBar:
         narrow = width < _NARROW
         stage_width = max(width - _FACTS[narrow], _STAGE)
         bar = []
+        # A narrow terminal shows the numbers without a bar.
         if stage_width >= _STAGE + 1 + _MIN_BAR:
             bar_width = min(max(stage_width // 2 - 6, _MIN_BAR), _MAX_BAR)
             bar, stage_width = [BarColumn(bar_width)], stage_width - 1 - bar_width
@@ -133,6 +135,7 @@ class ProgressBar:
             self._end_task()
         elif self._task is not None:
             self._bar.update(self._task, stopped=True)
+        # The last lines of a notebook remain, so they are drawn again after the bar has stopped.
         self._bar.stop()
         self._update(force=True)
 
@@ -145,6 +148,7 @@ class ProgressBar:
             unit: Unit of the numbers, such as "positions" or "bytes".
         """
         self._end_task()
+        # A stage without units has no total, so that its end shows 100 % and not 0 %.
         self._task = self._bar.add_task(printable(stage), total=total or None, unit=unit)
         self._update(force=True)
 
@@ -163,7 +167,10 @@ class ProgressBar:
 
     def note(self, message: str) -> None:
         """Print a note above the bar."""
-        self._console.print(f"note: {printable(message)}", soft_wrap=not self._console.is_terminal)
+        text = f"note: {printable(message)}"
+        if self._console.is_terminal:
+            text = "\n".join(wrap(text, self._console.width))
+        self._console.print(text, soft_wrap=True)
 
     def _update(self, *, force: bool = False) -> None:
         if self._notebook is not None:

@@ -1,47 +1,32 @@
-"""Retries after temporary errors, with growing waits, and the lists of errors of disks."""
+"""The one list of temporary errors, the one of full disks, and the one way to repeat an operation.
+
+Requests to object stores are repeated by their client libraries, not here.
+"""
 
 from __future__ import annotations
 
 import errno
 import functools
-import random
 import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, ParamSpec, TypeVar
-
-from hexdata.errors import ConfigError
-
-__all__ = [
-    "DISK_FULL",
-    "TRANSIENT",
-    "Attempts",
-    "RetryPolicy",
-    "attempts_of",
-    "copy_attempts",
-    "error_number",
-    "is_disk_full",
-    "is_transient",
-    "on_disk",
-    "repeats_on_disk",
-    "with_attempts",
-]
+from typing import Final, ParamSpec, TypeVar
 
 DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The disk is full, the quota is used up, or the file has its largest size."""
 _TRANSIENT_NAMES: Final = (
-    *("EIO", "EAGAIN", "EBUSY", "EINTR", "ENOLCK", "EREMOTEIO", "ESTALE", "ETIMEDOUT"),
-    *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "ENOTCONN"),
+    *("EIO", "EAGAIN", "EBUSY", "EINTR", "EMFILE", "ENFILE", "ENODEV", "ENOLCK", "EREMOTEIO", "ESTALE"),
+    *("ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "ENOTCONN", "ETIMEDOUT"),
     *("EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETRESET", "ENETUNREACH"),
 )
 TRANSIENT: Final = tuple(getattr(errno, name) for name in _TRANSIENT_NAMES if hasattr(errno, name))
-"""Errors that a loose cable, a busy server or a network failure causes. Not all systems define each name."""
+"""Errors that a loose cable, a busy server, too many open files or a network failure causes.
+
+They say nothing about the file itself. Not all systems define each name.
+"""
 _ARROW_NUMBER: Final = re.compile(r"\[errno ([0-9]+)\]")
 """Error number in a message of Arrow, whose exception often has no ``errno``."""
-
-_ATTEMPTS: Final = "attempts_before_giving_up"
-"""Attribute of an error that a policy raises, which another process receives with the error."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +42,7 @@ def error_number(error: OSError) -> int | None:
 
 def is_disk_full(error: OSError) -> bool:
     """Return whether an error means that the disk is full, the quota is used up or the file is too large."""
-    return error.errno in DISK_FULL
+    return error_number(error) in DISK_FULL
 
 
 def is_transient(error: BaseException) -> bool:
@@ -65,64 +50,25 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, OSError) and error_number(error) in TRANSIENT
 
 
-class Attempts(NamedTuple):
-    """The attempts after which a policy gave up.
+def _is_repeated(error: BaseException) -> bool:
+    """Return whether an error is transient and no policy has given up with it.
 
-    Attributes:
-        number: Number of attempts.
-        seconds: Seconds from the first attempt to the end of the last one.
+    An error of hexdata is so if it was raised from such an error: a session translates those of its disks.
     """
-
-    number: int
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"{self.number} attempt{'s' * (self.number > 1)} in {self.seconds:.0f} s"
-
-
-def attempts_of(error: BaseException) -> Attempts | None:
-    """Return the attempts after which a policy gave up with this error or one of its causes, or None."""
-    one: BaseException | None = error
-    while one is not None:
-        if found := vars(one).get(_ATTEMPTS):
-            return Attempts(*found)
-        one = one.__cause__
-    return None
-
-
-def copy_attempts(error: BaseException, cause: BaseException) -> None:
-    """Record the attempts of ``cause`` in ``error``, because another process receives an error alone."""
-    if attempts := attempts_of(cause):
-        vars(error)[_ATTEMPTS] = tuple(attempts)
-
-
-def with_attempts(text: str, error: BaseException) -> str:
-    """Return a text about an error, with the number of attempts if there were several or they took long."""
-    attempts = attempts_of(error)
-    is_short = attempts is None or (attempts.number == 1 and attempts.seconds < 1)
-    return text if is_short else f"{text}, after {attempts}"
-
-
-def _ignore(_: str) -> None:
-    """Log nothing."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    if cause is None or any(getattr(each, "gave_up", False) for each in (error, cause)):
+        return False
+    return is_transient(cause)
 
 
 @dataclass(frozen=True)
 class RetryPolicy:
     """Settings for retries after temporary errors. The wait doubles after each attempt.
 
-    If a policy has given up with an error, no policy around it retries that error.
-
     Attributes:
         attempts: Maximum number of attempts, including the first (default: 6).
         first_wait: Seconds before the second attempt (default: 0.5).
-        longest_wait: Maximum seconds before any attempt, without the random addition (default: 30).
-        jitter: Maximum of the random number of seconds added to each wait (default: 0).
-        deadline: Seconds from the first attempt to the end of the last one. No attempt is made that would
-            end later if it took as long as the one before it, except the second. Default None: no limit.
-
-    Raises:
-        ConfigError: A value is out of range.
+        longest_wait: Maximum seconds before any attempt (default: 30).
 
     Example:
         >>> RetryPolicy(attempts=3).call(lambda: 1)
@@ -132,23 +78,9 @@ class RetryPolicy:
     attempts: int = 6
     first_wait: float = 0.5
     longest_wait: float = 30.0
-    jitter: float = 0.0
-    deadline: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.attempts < 1:
-            raise ConfigError("attempts must be at least 1", found=self.attempts)
-        shortest = min(self.first_wait, self.longest_wait, self.jitter, self.deadline or 0)
-        if shortest < 0:
-            raise ConfigError("a wait must not be negative", found=shortest)
 
     def call(
-        self,
-        function: Callable[[], T],
-        *,
-        is_temporary: Callable[[BaseException], bool] = is_transient,
-        sleep: Callable[[float], None] = time.sleep,
-        log: Callable[[str], object] = _ignore,
+        self, function: Callable[[], T], is_temporary: Callable[[BaseException], bool] = _is_repeated
     ) -> T:
         """Return the result of ``function``, which is called until it succeeds.
 
@@ -157,34 +89,20 @@ class RetryPolicy:
         Args:
             function: Function to call; it must allow another call after it has failed.
             is_temporary: Whether an error may disappear on the next attempt (default: errors of disks and
-                networks).
-            sleep: Function that waits for the given seconds.
-            log: Called with a message about each failed attempt before the wait (default: none).
+                networks with which no policy has given up).
         """
-        begun: list[float] = []
-        wait = self.first_wait
+        attempt = 1
         while True:
-            begun.append(time.monotonic())
             try:
                 return function()
             except Exception as error:
-                if attempts_of(error) is not None or not is_temporary(error):
+                if attempt == self.attempts:
+                    # An operation around this one must not repeat all attempts as often again.
+                    error.gave_up = True  # type: ignore[attr-defined]
+                if attempt == self.attempts or not is_temporary(error):
                     raise
-                pause = min(wait, self.longest_wait) + random.uniform(0, self.jitter)  # noqa: S311
-                if self._is_last(begun, pause):
-                    vars(error)[_ATTEMPTS] = (len(begun), time.monotonic() - begun[0])
-                    raise
-                log(f"attempt {len(begun)} failed: {error}; trying again in {pause:.1f} s")
-            sleep(pause)
-            wait *= 2
-
-    def _is_last(self, begun: list[float], pause: float) -> bool:
-        """Return whether no attempt follows those that begun at the given times, after a pause."""
-        if len(begun) >= self.attempts:
-            return True
-        now = time.monotonic()
-        next_end = now - begun[0] + pause + now - begun[-1]
-        return self.deadline is not None and len(begun) > 1 and next_end > self.deadline
+            time.sleep(min(self.first_wait * 2 ** (attempt - 1), self.longest_wait))
+            attempt += 1
 
 
 _DISK = RetryPolicy(attempts=6, first_wait=0.1)

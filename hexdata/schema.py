@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 __all__ = [
     "END_REASONS",
     "EXTRA_PREFIX",
-    "GAME_FORMATS",
+    "FULL_WEIGHT",
+    "KEPT_PREFIX",
     "MAX_EXTRAS",
     "MAX_TIER",
     "NO_GAME",
@@ -29,6 +30,7 @@ __all__ = [
     "SPLITS",
     "SWAPS",
     "TARGETS",
+    "ViewColumn",
     "board_bytes",
     "board_size_of",
     "games_schema",
@@ -41,26 +43,44 @@ __all__ = [
     "sql_columns",
     "table_schema",
     "target_type",
+    "view_columns",
 ]
 
 SCHEMA_VERSION: Final = 2
 """Version of the store's layout, recorded in every manifest. Readers refuse unknown versions."""
 
+# The largest board has 676 cells, more than a byte can number.
 POLICY_TYPE: Final = pa.list_(pa.struct([("cell", pa.uint16()), ("probability", pa.float32())]))
 """A policy that is not one-hot: its cells whose probability is not 0, ascending. See ``hexdata.policy``."""
 
-TARGETS: Final = {"root_value": pa.float32(), "visits": pa.int32(), "weight": pa.float32()}
-"""Columns of positions that only stores with results of a search have, with their types."""
+TARGETS: Final = {
+    "policy_weight": pa.float32(),
+    "root_value": pa.float32(),
+    "visits": pa.int32(),
+    "weight": pa.float32(),
+}
+"""Columns of positions that only stores with results of a search have, with their types. ``policy_weight``
+is 0 if the policy is not to be trained, and 1 where no source states it."""
+FULL_WEIGHT: Final = 1.0
+"""The ``policy_weight`` of a position for which no source states one."""
 EXTRA_PREFIX: Final = "extra."
 """Prefix of the columns of other numbers that a source gives for each position. Their type is float64."""
 MAX_EXTRAS: Final = 32
 """Maximum number of columns with ``EXTRA_PREFIX`` in a store."""
 _EXTRA: Final = re.compile(r"extra\.[A-Za-z_][A-Za-z0-9_]{0,62}")
 
+# In the order of bucket keys. The first, index 0 in SQL, is also the split of positions without a game.
 SPLITS: Final = ("train", "val", "test")
 
-GAME_FORMATS: Final = ("hexworld", "sgf", "trmph")
-"""Formats of sources that contain games, not examples. Their values are winners, 0 for blue."""
+KEPT_PREFIX: Final = "hexdata:"
+"""Prefix of the keys in ``metadata`` that hold original values which the columns cannot represent.
+
+``hexdata:value`` is the value in the source's convention. ``hexdata:player_to_move``,
+``hexdata:position_in_game`` and ``hexdata:total_positions`` are the original values of columns that were
+filled in. ``hexdata:game_id`` is a legacy id without a game.
+"""
+WINNERS: Final = ("BLUE", "RED")
+"""The text of the column ``winner`` for each winner number of a raw batch."""
 END_REASONS: Final = ("chain", "resigned", "time", "unknown")
 """How a game ended: with the winner's chain on the board, by resignation, on time, or unknown."""
 SWAPS: Final = ("pieces", "sides")
@@ -68,6 +88,7 @@ SWAPS: Final = ("pieces", "sides")
 
 MAX_TIER: Final = 3
 """The highest ``value_sample_tier``."""
+# npy arrays have no nulls. Each of these values is outside the range of its column.
 NO_MOVE: Final = 65535
 """Value in shards for a null ``move`` (uint16)."""
 NO_PLY: Final = 65535
@@ -286,3 +307,36 @@ def _sql_type(kind: pa.DataType) -> str:
     if pa.types.is_dictionary(kind):
         return _sql_type(kind.value_type)
     return "BLOB" if pa.types.is_fixed_size_binary(kind) else _SQL_TYPES[kind]
+
+
+class ViewColumn(NamedTuple):
+    """A column of a view."""
+
+    type: str
+    """DuckDB's type."""
+    sql: str
+    """Expression over the columns of ``positions_schema``."""
+
+
+def view_columns(positions: pa.Schema) -> dict[str, ViewColumn]:
+    """Return the columns of positions that queries and expressions use, by name.
+
+    The columns of ``TARGETS`` always exist. Without a number in the store, ``policy_weight`` is 1 and the
+    others are NULL. The columns ``extra.NAME`` are the fields of one struct ``extra``, which a store without
+    them does not have.
+
+    Args:
+        positions: ``positions_schema`` of the store.
+    """
+    types = sql_columns(positions)
+    columns = {name: ViewColumn(kind, f'"{name}"') for name, kind in types.items() if not is_target(name)}
+    for name, kind in sql_columns(pa.schema(TARGETS.items())).items():
+        sql = f'"{name}"' if name in types else f"NULL::{kind}"
+        columns[name] = ViewColumn(kind, f"coalesce({sql}, 1)" if name == "policy_weight" else sql)
+    # A struct, since SQL reads extra.NAME as a field: a column of that name would need quotes.
+    extras = {name.removeprefix(EXTRA_PREFIX): kind for name, kind in types.items() if "." in name}
+    if extras:
+        kinds = ", ".join(f'"{name}" {kind}' for name, kind in extras.items())
+        values = ", ".join(f'"{name}" := "{EXTRA_PREFIX}{name}"' for name in extras)
+        columns["extra"] = ViewColumn(f"STRUCT({kinds})", f"struct_pack({values})")
+    return columns

@@ -6,142 +6,84 @@ No other module imports a module that exists on only one of them.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
-import select
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Final
 
 import psutil
 
-__all__ = [
-    "OPEN_IN_PLACE",
-    "before_fork",
-    "block_interrupts",
-    "data_limit",
-    "has_children",
-    "has_ended",
-    "kill_group",
-    "lock_file",
-    "peak_resident_bytes",
-    "process_start",
-    "read_at",
-    "release_pages",
-    "remove_locked",
-    "seconds_since_boot",
-    "sync_folder",
-    "unlock_file",
-    "wait_readable",
-]
+_CGROUP: Final = Path("/sys/fs/cgroup")
+"""The control group of a Linux container, as processes in it see it."""
+_STACK: Final = 8 << 20
+"""Bytes that the system counts for the stack of a thread, whether used or not."""
+_OTHER_THREADS: Final = 4
+"""Threads of libraries, whose stacks count too."""
 
 if sys.platform == "win32":
-    import ctypes
     import msvcrt
-    from ctypes import wintypes
 
-    OPEN_IN_PLACE: Final = os.O_BINARY | os.O_NOINHERIT
-    """Flags to open a file. Windows has none against links and devices; the caller checks what was opened."""
-    _reading: Final = threading.Lock()
-    _LOCK_OFFSET: Final = 1 << 62
-    """Offset of the locked byte, beyond the end of any file: Windows denies others access to locked bytes."""
-    _FAIL_IMMEDIATELY, _EXCLUSIVE = 1, 2
-    _BUSY: Final = (33, 997)
-    """ERROR_LOCK_VIOLATION and ERROR_IO_PENDING: another process holds the lock."""
-    _kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
+    _LOCK_OFFSET: Final = 1 << 30
+    """Offset of the locked byte, beyond the end of any lock file: Windows denies access to locked bytes."""
 
-    class _Overlapped(ctypes.Structure):
-        """OVERLAPPED of the Windows API, with the offset of the locked byte."""
+    def _lock(descriptor: int, *, wait: bool) -> None:
+        os.lseek(descriptor, _LOCK_OFFSET, os.SEEK_SET)
+        while True:
+            try:
+                return msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EDEADLK):
+                    raise
+                if not wait:  # otherwise it gives up after ten seconds
+                    raise BlockingIOError(errno.EAGAIN, "another process holds the lock") from error
 
-        _fields_ = (
-            ("internal", ctypes.c_void_p),
-            ("internal_high", ctypes.c_void_p),
-            ("offset", wintypes.DWORD),
-            ("offset_high", wintypes.DWORD),
-            ("event", wintypes.HANDLE),
-        )
-
-    def _call_on_lock(function: Any, file: IO[bytes] | int, *arguments: int) -> None:
-        """Call LockFileEx or UnlockFileEx for the locked byte of a file."""
-        where = _Overlapped(None, None, _LOCK_OFFSET & 0xFFFFFFFF, _LOCK_OFFSET >> 32, None)
-        handle = msvcrt.get_osfhandle(file if isinstance(file, int) else file.fileno())
-        if function(wintypes.HANDLE(handle), *map(wintypes.DWORD, (*arguments, 1, 0)), ctypes.byref(where)):
-            return
-        code = ctypes.get_last_error()
-        if code in _BUSY:
-            raise BlockingIOError(errno.EAGAIN, "another process holds the lock")
-        raise ctypes.WinError(code)
-
-    def _lock(file: IO[bytes] | int, shared: bool, wait: bool) -> None:
-        flags = (0 if shared else _EXCLUSIVE) | (0 if wait else _FAIL_IMMEDIATELY)
-        _call_on_lock(_kernel32.LockFileEx, file, flags, 0)
-
-    def _unlock(file: IO[bytes] | int) -> None:
-        _call_on_lock(_kernel32.UnlockFileEx, file, 0)
+    def _unlock(descriptor: int) -> None:
+        os.lseek(descriptor, _LOCK_OFFSET, os.SEEK_SET)
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
 else:
     import fcntl
     import resource
 
-    OPEN_IN_PLACE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    """Flags to open a file that may be a link, a pipe or a device, without following or waiting for it."""
-    _RSS_UNIT: Final = {"darwin": 1}.get(sys.platform, 1024)
-    """Unit in bytes of the system's peak resident memory."""
+    def _lock(descriptor: int, *, wait: bool) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _lock(file: IO[bytes] | int, shared: bool, wait: bool) -> None:
-        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
-
-    def _unlock(file: IO[bytes] | int) -> None:
-        fcntl.flock(file, fcntl.LOCK_UN)
+    def _unlock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
-def lock_file(file: IO[bytes] | int, *, shared: bool = False, wait: bool = False) -> None:
-    """Lock an open file. The lock ends when the file is closed, also by the end of the process.
+@contextmanager
+def locked(path: Path, mode: str = "ab", *, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock of a file, which is created if it is missing and stays.
 
-    Other processes can still read, write and remove the file; they must ask for the lock themselves.
+    Other processes can still read, write and remove the file; they must ask for the lock themselves. The
+    lock also ends with the process.
 
     Args:
-        file: The file, or its descriptor.
-        shared: Whether other processes may hold a shared lock at the same time. Default False.
-        wait: Whether to wait until no other process holds a conflicting lock. Default False.
+        path: Path of the lock file.
+        mode: Mode in which the file is opened: "ab" (default), or "rb" to neither create nor change it.
+        wait: Whether to wait while another process holds the lock (default: True).
+
+    Yields:
+        Whether the lock is held: False if another process holds it and ``wait`` is false.
 
     Raises:
-        BlockingIOError: Another process holds a conflicting lock, and ``wait`` is False.
-        OSError: The file system has no locks.
+        OSError: The file cannot be opened, or the file system has no locks.
     """
-    _lock(file, shared, wait)
-
-
-def unlock_file(file: IO[bytes] | int) -> None:
-    """Release the lock of an open file.
-
-    Args:
-        file: The file, or its descriptor.
-    """
-    _unlock(file)
-
-
-def remove_locked(file: IO[bytes], path: Path) -> None:
-    """Remove a file that is open and locked here, and close it or release its lock.
-
-    Windows removes no open file, so it is closed first there. It stays if another process has it open.
-
-    Raises:
-        OSError: The file cannot be removed.
-    """
-    if sys.platform == "win32":
-        file.close()
-        with suppress(PermissionError):
-            path.unlink(missing_ok=True)
-    else:
-        path.unlink(missing_ok=True)
-        unlock_file(file)
+    with path.open(mode) as file:
+        try:
+            _lock(file.fileno(), wait=wait)
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:  # closing is not enough: a forked child inherits the open file, and would keep the lock
+            _unlock(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -157,49 +99,64 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
-def read_at(file: IO[bytes], size: int, offset: int) -> bytes:
-    """Return ``size`` bytes of a file at an offset, or fewer at its end. Several threads may call this."""
-    if sys.platform == "win32":
-        with _reading:
-            file.seek(offset)
-            return file.read(size)
-    else:
-        return os.pread(file.fileno(), size, offset)
-
-
-def release_pages(mapped: mmap.mmap) -> None:
-    """Remove the pages of a mapped file from the memory of this process. On Windows, nothing is done."""
-    if sys.platform == "win32":
-        return
-    else:
-        mapped.madvise(mmap.MADV_DONTNEED)
-
-
 def seconds_since_boot() -> float:
-    """Return seconds from a fixed moment, including the time that the machine is suspended."""
-    if sys.platform == "win32":
+    """Return seconds from a fixed moment; on Linux including the time that the machine is suspended."""
+    if sys.platform == "linux":
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    else:
         return time.monotonic()
-    else:
-        clock = getattr(time, "CLOCK_BOOTTIME", None) or getattr(time, "CLOCK_MONOTONIC_RAW", None)
-        return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
-def peak_resident_bytes() -> int:
-    """Return the peak resident memory of this process in bytes."""
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    else:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+def default_workers() -> int:
+    """Return the number of cores that this process may use."""
+    # A scheduler of jobs may allow a process fewer cores than the machine has.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Return the bytes of memory that are free, or that the system can free, such as its page cache.
+
+    The memory limit of a Linux container counts.
+    """
+    available: int = psutil.virtual_memory().available
+    try:
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+        used = {name: int(size) for name, _, size in (line.partition(" ") for line in lines)}
+    except (OSError, ValueError):  # no container, or no limit: "max"
+        return available
+    # Of the memory of the container, only this kind cannot be freed by the system when it is needed.
+    return max(0, min(available, limit - used.get("anon", 0)))
+
+
+def resident_bytes() -> int:
+    """Return the resident bytes of this process and its children; shared pages count in each."""
+    this = psutil.Process()
+    total = 0
+    for process in [this, *this.children(recursive=True)]:
+        with suppress(psutil.Error):  # the process ended between the two calls
+            total += process.memory_info().rss
+    return total
 
 
 @contextmanager
-def data_limit(limit: int) -> Iterator[None]:
-    """Limit the memory for data of this process on Linux; other systems have no such limit.
+def memory_limit(memory: int, threads: int | None = None) -> Iterator[None]:
+    """Limit the memory of this process while a ``with`` block runs, on Linux only.
+
+    An allocation above it raises a ``MemoryError``. A process that already uses most of ``memory``, such as a
+    notebook, may still allocate half of it. Lower limits stay in force.
 
     Args:
-        limit: Bytes, including the data that the process has now. Lower limits stay in force.
+        memory: Bytes for the whole process, including the memory that it uses now.
+        threads: Number of threads that the block starts. Default None: one per core.
     """
-    if sys.platform == "linux":
+    if sys.platform != "linux":
+        yield
+    else:
+        usage = psutil.Process().memory_info()
+        stacks = _STACK * ((threads or default_workers()) + _OTHER_THREADS)
+        # The limit counts reserved memory, used or not, so what the process may add is counted from there.
+        limit = usage.data + max(memory - usage.rss, memory // 2) + stacks
         before, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limits = [bound for bound in (limit, before, hard) if bound != resource.RLIM_INFINITY]
         resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
@@ -207,8 +164,6 @@ def data_limit(limit: int) -> Iterator[None]:
             yield
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
-    else:
-        yield
 
 
 @contextmanager
@@ -230,22 +185,14 @@ def block_interrupts() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def before_fork(function: Callable[[], None]) -> None:
-    """Call a function in this process before each fork of it. Windows has none."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=function)
-
-
 def has_ended(parent: int) -> bool:
     """Return whether the parent process of this one has ended.
 
     Args:
         parent: Id of the parent process when this process started.
     """
-    if sys.platform == "win32":  # a process keeps the id of a parent that has ended
-        return not psutil.pid_exists(parent)
-    else:
-        return os.getppid() != parent
+    # On Windows, a process keeps the id of a parent that has ended.
+    return os.getppid() != parent or not psutil.pid_exists(parent)
 
 
 def process_start(pid: int) -> int | None:
@@ -255,6 +202,7 @@ def process_start(pid: int) -> int | None:
     """
     try:
         if sys.platform == "linux":
+            # The name of the program may contain spaces and parentheses. Field 22 is the start time.
             fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
             return None if fields[0] in (b"Z", b"X") else int(fields[19])  # a zombie has ended
         else:
@@ -263,35 +211,8 @@ def process_start(pid: int) -> int | None:
         return None
 
 
-def has_children() -> bool:
-    """Return whether this process has child processes; True also if the system cannot tell."""
-    if sys.platform == "win32" or not hasattr(os, "waitid"):
-        return True
-    else:
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # takes no exit status from others
-        except ChildProcessError:
-            return False
-        return True
-
-
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and, if it leads a group of processes, all of the group."""
-    if sys.platform == "win32":
-        with suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-    else:
-        if os.getpgid(process.pid) == process.pid:
-            os.killpg(process.pid, signal.SIGKILL)
+    """Kill a process and, if it leads a group of processes, all of the group. Windows has no groups."""
+    if sys.platform != "win32" and os.getpgid(process.pid) == process.pid:
+        os.killpg(process.pid, signal.SIGKILL)
     process.kill()
-
-
-def wait_readable(pipe: int, seconds: float) -> bool:
-    """Wait until a pipe can be read, or has ended; return whether it can. Windows does not wait."""
-    if sys.platform == "win32":
-        return True
-    else:
-        waiting = select.poll()
-        waiting.register(pipe, select.POLLIN)
-        return bool(waiting.poll(max(0.0, seconds) * 1000 + 1))

@@ -1,8 +1,8 @@
 """Temporary folders that name the process that made them, so that a later process can remove abandoned ones.
 
-A name contains the id and the start time of its process, because the system uses ids again, and the boot and
-the container (its namespace of process ids), because processes of other containers and machines cannot be
-seen. Such folders are left alone, except those that this machine's earlier boots left.
+A name contains the id and the start time of its process, because the system uses ids again, and a digest of
+the machine, its boot and the container (the namespace of process ids), because processes of others cannot be
+seen. What others have left, such as this machine before it was started again, is removed when it is old.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import platform
 import re
 import shutil
-import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -22,14 +22,14 @@ from typing import Final
 
 from hexdata.system import process_start
 
-__all__ = ["remove_abandoned", "temporary_folder", "temporary_path"]
-
 _NAME: Final = re.compile(
-    r"(?:sem\.)?hexdata-[a-z]+-(?P<pid>[0-9]+)-(?P<start>[0-9]+)"
-    r"-(?P<namespace>[0-9]+)-(?P<boot>[0-9a-f]{8})-(?P<machine>[0-9a-f]{8})-[0-9a-f]{16}"
+    "(?:sem[.])?hexdata-[a-z]+-(?P<place>[0-9a-f]{16})-(?P<pid>[0-9]+)-(?P<start>[0-9]+)-[0-9a-f]{16}"
 )
 """Names of ``temporary_path``. Linux keeps a semaphore in a file whose name begins with "sem."."""
 _SEMAPHORES: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps semaphores
+# Long, since a process of another machine or container may still use them.
+_OLD: Final = 30 * 86_400
+"""Seconds after which files are removed whose process cannot be seen."""
 
 
 def temporary_path(purpose: str, parent: Path | None = None) -> Path:
@@ -39,8 +39,8 @@ def temporary_path(purpose: str, parent: Path | None = None) -> Path:
         purpose: What it contains, in lower-case letters.
         parent: Folder to contain it; None for the system's temporary folder (default).
     """
-    name = f"hexdata-{purpose}-{_owner()}-{os.urandom(8).hex()}"
-    return (parent or Path(tempfile.gettempdir())) / name
+    owner = f"{place_of_processes()}-{os.getpid()}-{process_start(os.getpid())}"
+    return (parent or Path(tempfile.gettempdir())) / f"hexdata-{purpose}-{owner}-{os.urandom(8).hex()}"
 
 
 @contextmanager
@@ -51,6 +51,7 @@ def temporary_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]
         purpose: What it contains, in lower-case letters.
         parent: Folder to contain it, which is created too; None for the system's temporary folder (default).
     """
+    # Here, so that space that killed processes left is free before more is used.
     remove_abandoned(parent)
     folder = temporary_path(purpose, parent)
     try:  # begins before the folder exists, so that no signal can arrive between
@@ -71,49 +72,31 @@ def remove_abandoned(parent: Path | None = None) -> None:
         parent: Folder to search; None for the system's temporary folder and that of semaphores (default).
     """
     for folder in (Path(tempfile.gettempdir()), _SEMAPHORES) if parent is None else (parent,):
-        with suppress(OSError), os.scandir(folder) as entries:
-            for entry in entries:
-                found = _NAME.fullmatch(entry.name)
-                if found and _is_own(entry) and _is_abandoned(found):
-                    if entry.is_dir():
-                        shutil.rmtree(entry.path, ignore_errors=True)
-                    else:
-                        with suppress(OSError):
-                            os.unlink(entry.path)  # noqa: PTH108
-
-
-def _owner() -> str:
-    """Return the part of a name that identifies this process."""
-    pid = os.getpid()
-    return f"{pid}-{process_start(pid)}-{'-'.join(_location())}"
-
-
-def _is_own(entry: os.DirEntry[str]) -> bool:
-    """Return whether this user owns a file or folder that is not a link."""
-    is_owner = not hasattr(os, "getuid") or entry.stat(follow_symlinks=False).st_uid == os.getuid()
-    return is_owner and not entry.is_symlink()
-
-
-def _is_abandoned(name: re.Match[str]) -> bool:
-    """Return whether the process in a name has certainly ended."""
-    namespace, boot, machine = _location()
-    if name["machine"] != machine:
-        return False
-    if name["boot"] != boot:
-        return True
-    return name["namespace"] == namespace and process_start(int(name["pid"])) != int(name["start"])
-
-
-def _location() -> tuple[str, str, str]:
-    """Return what identifies the namespace of process ids, the boot and the machine of this process."""
-    namespace, boot, machine = 0, b"", platform.node().encode()
-    if sys.platform == "linux":
         with suppress(OSError):
-            namespace = os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116
-            boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
-            machine += Path("/etc/machine-id").read_bytes()
-    return str(namespace), _hash(boot), _hash(machine)
+            for path in folder.iterdir():
+                name = _NAME.fullmatch(path.name)
+                if name and _is_abandoned(path, name):
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
 
 
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:8]
+def _is_abandoned(path: Path, name: re.Match[str]) -> bool:
+    """Return whether a file or folder is this user's, and its process has ended or is out of sight."""
+    status = path.lstat()
+    # A temporary folder is shared, so another user could create such a name or a link to other files.
+    if path.is_symlink() or (hasattr(os, "getuid") and status.st_uid != os.getuid()):
+        return False
+    if name["place"] != place_of_processes():
+        return time.time() - status.st_mtime > _OLD
+    return process_start(int(name["pid"])) != int(name["start"])
+
+
+def place_of_processes() -> str:
+    """Return what identifies the machine, its boot and the namespace of process ids of this process."""
+    place = platform.node().encode()
+    with suppress(OSError):  # only Linux has these files
+        place += Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        place += b"%d" % Path("/proc/self/ns/pid").stat().st_ino
+    return hashlib.sha256(place).hexdigest()[:16]

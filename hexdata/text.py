@@ -7,25 +7,16 @@ import os
 import re
 import shlex
 import textwrap
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
-
-__all__ = [
-    "count_of",
-    "did_you_mean",
-    "encodable",
-    "lines_by_cause",
-    "printable",
-    "shell_word",
-    "without_game",
-    "wrap",
-]
 
 _INVISIBLE: Final = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 """Invisible letters and marks that ``str.isprintable`` accepts. With them, two names could look the same."""
 
+_SHOWN: Final = 80
+"""Maximum number of characters of a text from a file in a message."""
 _COMMAND: Final = re.compile(r"`[^`]*`")
 _MIN_WIDTH: Final = 20
 """Texts are not wrapped to fewer characters."""
@@ -53,6 +44,13 @@ def _shown(letter: str) -> str:
     return letter.encode("unicode_escape").decode("ascii")
 
 
+def shortened(text: str) -> str:
+    """Return a text from a file for a message: printable, and shortened to 80 characters."""
+    # Cut before it is escaped, since a text from a file may be of any length.
+    shown = printable(text[: _SHOWN + 1])
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+
+
 def shell_word(text: str) -> str:
     """Return text as one word of a shell command that can be printed and copied.
 
@@ -68,6 +66,7 @@ def _escaped(letter: str) -> str:
         return f"\\{letter}"
     if printable(letter) == letter:
         return letter
+    # The bytes of the name on the disk, so that the printed command finds the file.
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
 
 
@@ -76,6 +75,7 @@ def wrap(text: str, width: int) -> list[str]:
 
     A word that is longer than the width is not broken, nor is a command in backticks, which can be copied.
     """
+    # A character that is no space for ``textwrap`` and cannot occur in a command.
     kept = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), text)
     lines = textwrap.wrap(
         kept, max(width, _MIN_WIDTH), subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
@@ -102,6 +102,12 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def listed(texts: Sequence[str], most: int = 3) -> str:
+    """Return the first of some texts on one line, with the number of the others."""
+    rest = len(texts) - most
+    return ", ".join([*texts[:most], *([f"… and {rest:,} more"] if rest > 0 else [])])
+
+
 def lines_by_cause(findings: Iterable[tuple[str, str, str]], *, most: int = 5) -> list[str]:
     """Return a list of files for the user: one line per file, grouped by cause.
 
@@ -121,6 +127,7 @@ def lines_by_cause(findings: Iterable[tuple[str, str, str]], *, most: int = 5) -
         if len(files) == 1:
             lines.append(": ".join(filter(None, (files[0][0], cause, files[0][1]))))
             continue
+        # A detail that all files share is printed once, beside the cause.
         details = {detail for _, detail in files}
         common = details.pop() if len(details) == 1 else ""
         lines.append(": ".join(filter(None, (count_of(len(files), "file"), cause, common))))

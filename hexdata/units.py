@@ -14,6 +14,7 @@ _UNITS: Final = {
     **{f"{letter}{b}": 1_000**i for i, letter in enumerate("kmgt", start=1) for b in ("", "b")},
     **{f"{letter}i{b}": 1_024**i for i, letter in enumerate("kmgt", start=1) for b in ("", "b")},
 }
+# Below 2^63, so that it fits into 64 bits in every library.
 _LARGEST: Final = 10**18
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 
@@ -44,9 +45,11 @@ def parse_bytes(text: str | int) -> int:
 def format_bytes(size: float) -> str:
     """Return a size with three digits and a unit; units are powers of 1000."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
+        # From 999.5 on, the size would be rounded to 1000 of this unit.
         if size < 999.5 or unit == "TB":
             break
         size /= 1000
+    # From 100 on without a decimal, since ``.3g`` would print 1e+03 for sizes in TB.
     return f"{size:,.0f} {unit}" if size >= 100 or unit == "B" else f"{size:.3g} {unit}"
 
 

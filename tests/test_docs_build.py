@@ -6,32 +6,36 @@ generated from docstrings, so a module that ``library.md`` lists is documented.
 
 from __future__ import annotations
 
-import ast
 import re
 import tomllib
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import typer
 
 import hexdata
+from hexdata import ConvertOptions, ExportOptions, HexdataError, ShuffleOptions
 from hexdata.cli import app
-from hexdata.pipeline import Config
+from hexdata.export import PicklesOptions
+from hexdata.pipeline import _SECTIONS
+from hexdata.sql import SqlLimits
+from hexdata.verify import VerifyOptions
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 DOCUMENTS = sorted([ROOT / "CHANGELOG.md", ROOT / "README.md", *DOCS.rglob("*.md")])
 
 INTERNAL = {
-    *("browse", "cards", "checks", "config", "extras", "games", "pool"),
-    *("retry", "schema", "store", "strict_json", "system", "temporary", "text"),
+    *("arrays", "browse", "cards", "checks", "config", "extras", "games", "json_models", "pool"),
+    *("retry", "schema", "store", "system", "temporary", "text"),
 }
 """Packages and modules that are not for users."""
 
-LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
-HEADING = re.compile(r"^#{1,3} +(?P<text>.+?)\s*$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^()\s]+)\)")
+PICTURE = re.compile(r"!\[[^\]]+\]\(([^)]+)\)")
+HEADING = re.compile(r"^#{1,3} +(.+?)\s*$", re.MULTILINE)
 """A heading that can be linked to: ``myst_heading_anchors`` of ``docs/conf.py`` is 3."""
 FENCED = re.compile(r"^ *```.*?^ *```\s*$", re.MULTILINE | re.DOTALL)
 ROW = re.compile(r"^\| `(?P<option>--[\w-]+)[^`]*` \|(?P<default>[^|]*)\|", re.MULTILINE)
@@ -44,32 +48,24 @@ def prose(document: Path) -> str:
 
 def anchors_of(text: str) -> set[str]:
     """Return the anchors that code hosts and MyST give to the headings of a Markdown text."""
-    slugs = [
-        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-        for heading in (match["text"].replace("`", "") for match in HEADING.finditer(text))
-    ]
-    return {
-        slug if not slugs[:i].count(slug) else f"{slug}-{slugs[:i].count(slug)}"
-        for i, slug in enumerate(slugs)
-    }
+    slugs: list[str] = []
+    for heading in HEADING.findall(text):
+        slug = re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).replace(" ", "-")
+        repeated = len([each for each in slugs if re.fullmatch(rf"{re.escape(slug)}(-\d+)?", each)])
+        slugs.append(f"{slug}-{repeated}" if repeated else slug)
+    return set(slugs)
 
 
-def dead_links(document: Path) -> list[str]:
-    """Return the links of a document to missing files and headings."""
+def test_every_link_leads_somewhere():
     dead = []
-    for match in LINK.finditer(prose(document)):
-        path, _, anchor = match["target"].partition("#")
-        if "://" in path:
-            continue
-        target = (document.parent / path).resolve() if path else document
-        if not target.exists() or (anchor and anchor not in anchors_of(prose(target))):
-            dead.append(match["target"])
-    return dead
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_link_leads_somewhere(document):
-    assert dead_links(document) == []
+    for document in DOCUMENTS:
+        for link in LINK.findall(prose(document)):
+            path, _, anchor = link.partition("#")
+            target = (document.parent / path).resolve() if path else document
+            is_dead = not target.exists() or (anchor and anchor not in anchors_of(prose(target)))
+            if "://" not in path and is_dead:
+                dead.append((document.name, link))
+    assert dead == []
 
 
 def test_every_page_is_in_a_table_of_contents():
@@ -81,9 +77,17 @@ def test_every_page_is_in_a_table_of_contents():
     assert listed | {DOCS / "index.md"} == set(DOCS.rglob("*.md"))
 
 
-def test_every_decision_is_in_the_list_of_decisions():
-    listed = {match["target"] for match in LINK.finditer(prose(DOCS / "adr" / "README.md"))}
-    assert listed == {path.name for path in DOCS.glob("adr/0*.md")}
+def test_each_picture_is_small_made_by_the_script_and_shown():
+    shown = {(d.parent / link).resolve() for d in DOCUMENTS for link in PICTURE.findall(prose(d))}
+    made = (DOCS / "images" / "make.py").read_text(encoding="utf-8")
+    pictures = {*(DOCS / "images").glob("*.png")}
+    assert pictures <= shown
+    for picture in pictures:
+        assert picture.stat().st_size < 150_000
+        assert f'"{picture.stem}"' in made or f'"{picture.name}"' in made
+    assert f"({(DOCS / 'images' / 'shuffle.png').relative_to(ROOT)})" in (ROOT / "README.md").read_text(
+        "utf-8"
+    )
 
 
 # The command line.
@@ -106,115 +110,79 @@ def options_of(command) -> dict[str, str | None]:
     }
 
 
-def mistakes_in(sections: dict[str, str], commands: dict) -> list[str]:
-    """Return the differences between the page of the command line and the existing commands."""
-    mistakes = []
-    for name, command in commands.items():
-        section = sections.get(f"hexdata {name}")
-        if section is None:
-            mistakes.append(f"no section on hexdata {name}")
-            continue
-        told = {match["option"]: match["default"].strip() for match in ROW.finditer(section)}
-        real = options_of(command)
-        mistakes += [f"hexdata {name} {option} is not there" for option in real if option not in told]
-        mistakes += [f"hexdata {name} has no {option}" for option in told if option not in real]
-        mistakes += [
-            f"hexdata {name} {option} is {default} by default, not {told[option]}"
-            for option, default in real.items()
-            if default is not None and told.get(option, default) != default
-        ]
-    described = [title for title in sections if title.startswith("hexdata ")]
-    return mistakes + [
-        f"no such command: {t}" for t in described if t.removeprefix("hexdata ") not in commands
-    ]
-
-
 def test_the_command_line_is_told_as_it_is():
-    group = typer.main.get_command(app)
+    commands = typer.main.get_command(app).commands
     sections = sections_of((DOCS / "cli.md").read_text(encoding="utf-8"))
-    assert mistakes_in(sections, group.commands) == []
-
-
-def test_a_wrong_page_of_the_command_line_is_found():
-    sample = typer.Typer()
-
-    @sample.command("shuffle")
-    def shuffle(seed: int = 0, where: str = "", dry_run: bool = False) -> None: ...
-
-    @sample.command("show")
-    def show(former: Annotated[str, typer.Option("--former", hidden=True)] = "") -> None: ...
-
-    rows = "| `--seed N` | 1 | x |\n| `--dry-run` | | x |\n| `--old` | | x |\n"
-    page = f"## hexdata shuffle\n{rows}## hexdata sql\n"
-    assert mistakes_in(sections_of(page), typer.main.get_command(sample).commands) == [
-        "hexdata shuffle --where is not there",
-        "hexdata shuffle --no-dry-run is not there",
-        "hexdata shuffle has no --old",
-        "hexdata shuffle --seed is 0 by default, not 1",
-        "no section on hexdata show",
-        "no such command: hexdata sql",
-    ]
+    assert {t.removeprefix("hexdata ") for t in sections if t.startswith("hexdata ")} == set(commands)
+    for name, command in commands.items():
+        rows = ROW.finditer(sections[f"hexdata {name}"])
+        told = {match["option"]: match["default"].strip() for match in rows}
+        real = options_of(command)
+        assert set(told) == set(real), name
+        known = {option: default for option, default in real.items() if default is not None}
+        assert {option: told[option] for option in known} == known, name
 
 
 def test_every_key_of_a_config_is_told():
+    """A row names its keys, or all options of a command except those it lists."""
+    commands = typer.main.get_command(app).commands
     section = sections_of((DOCS / "cli.md").read_text(encoding="utf-8"))["Configs"]
     rows = dict(re.findall(r"^\| `\[(\w+)\]` \| (.+) \|$", section, re.MULTILINE))
     told = {stage: set(re.findall(r"`(\w+)`", keys)) for stage, keys in rows.items()}
-    real = {}
-    for stage, field in Config.model_fields.items():
-        if stage != "store":
-            (kind,) = [part for part in field.annotation.__args__ if part is not type(None)]
-            real[stage] = {key.name for key in fields(kind)}
+    for stage, keys in rows.items():
+        if command := re.search(r"all options of \[`hexdata (\w+)`\]", keys):
+            options = set(options_of(commands[command[1]])) - set(re.findall("`(--[a-z-]+)`", keys))
+            told[stage] |= {option.removeprefix("--").replace("-", "_") for option in options}
+    real = {stage: {key.name for key in fields(kind)} for stage, kind in _SECTIONS.items()}
     assert told == real
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [
+        ("convert`", ConvertOptions),
+        ("shuffle`", ShuffleOptions),
+        ("export`", ExportOptions),
+        ("export --format pickle`", PicklesOptions),
+        ("verify`", VerifyOptions),
+        ("sql`, `hexdata report`", SqlLimits),
+    ],
+)
+def test_the_smallest_budgets_are_told_as_they_are(command, options):
+    page = (DOCS / "howto" / "memory.md").read_text(encoding="utf-8")
+    (megabytes,) = map(int, re.findall(rf"^\| `hexdata {re.escape(command)} \| (\d+) MB", page, re.MULTILINE))
+    options(memory=megabytes * 1_000_000)
+    with pytest.raises(HexdataError, match=f"expected at least {megabytes} MB"):
+        options(memory=(megabytes - 1) * 1_000_000)
 
 
 # The library.
 
 
-def names_of(source: str) -> list[str]:
-    """Return the ``__all__`` of a module's source text, without importing it."""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["__all__"]:
-            return ast.literal_eval(node.value)
-    return []
-
-
-def public_names() -> dict[str, list[str]]:
-    """Return the public names of every package and module of ``hexdata`` for users."""
-    found = {}
-    for path in sorted((ROOT / "hexdata").iterdir()):
-        source = path / "__init__.py" if path.is_dir() else path
-        unit = path.stem
-        if (
-            source.suffix == ".py"
-            and source.exists()
-            and unit not in INTERNAL | {"__init__", "__main__", "cli"}
-        ):
-            names = names_of(source.read_text(encoding="utf-8"))
-            if names:
-                found[f"hexdata.{unit}"] = names
-    return found
-
-
 def test_every_public_name_is_in_the_reference():
+    """The modules for users are those with ``__all__``; the reference is generated from their docstrings."""
     page = (DOCS / "library.md").read_text(encoding="utf-8")
     whole = set(re.findall(r"^\.\. automodule:: ([\w.]+)\n   :members:", page, re.MULTILINE))
-    units = public_names()
+    paths = [*(ROOT / "hexdata").glob("*.py"), *(ROOT / "hexdata").glob("*/__init__.py")]
+    units = {
+        path.parent.name if path.stem == "__init__" else path.stem
+        for path in paths
+        if "__all__ =" in path.read_text()
+    }
+    units -= INTERNAL | {"hexdata", "cli"}
     assert len(units) > 10
-    assert sorted(units.keys() - whole) == []
+    assert {f"hexdata.{unit}" for unit in units} <= whole
     top = dict(re.findall(r"^\| `hexdata\.(\w+)` \| \[`hexdata\.(\w+)`\]", page, re.MULTILINE))
     assert set(top) == set(hexdata.__all__)
-    assert [name for name, unit in top.items() if name not in units[f"hexdata.{unit}"]] == []
+    assert [name for name, unit in top.items() if name not in import_module(f"hexdata.{unit}").__all__] == []
 
 
 def test_every_mention_of_the_supported_pythons_agrees():
     """``.ci/run`` reads the versions from ``pyproject.toml``; ruff and mypy check for the oldest."""
     content = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     named = re.findall(r"Python :: (3\.\d+)", "\n".join(content["project"]["classifiers"]))
-    assert len(named) > 1
-    assert content["project"]["requires-python"] == f">={named[0]}"
-    assert content["tool"]["mypy"]["python_version"] == named[0]
-    assert content["tool"]["ruff"]["target-version"] == f"py{named[0].replace('.', '')}"
+    oldest = content["tool"]["mypy"]["python_version"], content["tool"]["ruff"]["target-version"]
+    assert oldest == (named[0], f"py{named[0].replace('.', '')}")
     sentence = f"hexdata supports Python {', '.join(named[:-1])} and {named[-1]}"
     for name in ("README.md", "docs/guide.md"):
         assert sentence in " ".join((ROOT / name).read_text(encoding="utf-8").split()), name

@@ -8,7 +8,7 @@ store. The output of commands is not compared with the document. To save time:
 
 - The demo with which most documents begin has ``DEMO_GAMES`` games, with few exceptions. It is run
   once and copied.
-- Commands use one core: small stores are finished before workers have started.
+- Commands in this process use one core: small stores are finished before workers have started.
 - Reports contain no charts, unless ``HEXDATA_TESTS=full``.
 - A plain ``hexdata`` command runs in this process, also if its output goes to a file. Others run in a shell.
 """
@@ -25,8 +25,7 @@ import sysconfig
 import tempfile
 import tomllib
 import warnings
-from collections.abc import Iterator
-from contextlib import chdir, contextmanager
+from contextlib import chdir
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,9 +35,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from hexdata.batch import FIELDS
 from hexdata.cli import app
 from hexdata.errors import HexdataError
-from tests.pairs import FULL
+from hexdata.sql import named_queries
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([ROOT / "CHANGELOG.md", ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -99,20 +99,6 @@ def blocks_of(document: Path) -> list[Block]:
     return blocks
 
 
-@contextmanager
-def one_core() -> Iterator[None]:
-    """Restrict child processes to one core, so that they start no workers."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
-
-
 def words_of(command: str) -> list[str]:
     """Return the words of a command, or none if it needs a shell."""
     unquoted = re.sub(r"'[^']*'|\"[^\"]*\"", "", command)
@@ -121,7 +107,7 @@ def words_of(command: str) -> list[str]:
 
 def run_here(block: Block, line: int, arguments: list[str], scratch: Path) -> Result:
     """Run ``hexdata`` in this process."""
-    with one_core(), chdir(scratch), warnings.catch_warnings():
+    with chdir(scratch), warnings.catch_warnings():
         warnings.simplefilter("default")
         done = CliRunner().invoke(app, arguments, env={"NO_COLOR": "1", "FORCE_COLOR": None})
     if done.exit_code:
@@ -145,18 +131,17 @@ def run_command(block: Block, line: int, command: str | list[str], scratch: Path
     scripts = sysconfig.get_path("scripts")  # where the tested installation has its hexdata
     plain = {"NO_COLOR": "1", "FORCE_COLOR": ""}  # the second would draw progress bars too
     environment = os.environ | {"PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}"} | plain
-    with one_core():
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", command] if isinstance(command, str) else command,
-            cwd=scratch,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=LONGEST_COMMAND,
-            check=False,
-        )
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command] if isinstance(command, str) else command,
+        cwd=scratch,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=LONGEST_COMMAND,
+        check=False,
+    )
     if done.returncode:
         raise block.error(f"exit status {done.returncode} from: {command}\n{done.stdout}", line)
     return done.stdout
@@ -288,9 +273,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # webdataset leaves the shards that it read to the garbage collector to close.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_block_runs(document, scratch, shelf, request):
-    if not FULL:
-        request.getfixturevalue("no_charts")
+def test_every_block_runs(document, scratch, shelf):
     if skipped := run_document(document, scratch, shelf):
         pytest.skip(f"no library for blocks, which define {', '.join(sorted(skipped))}; the others ran")
 
@@ -320,49 +303,14 @@ def test_every_command_and_option_is_documented():
     assert undocumented(group, text) == []
 
 
+def test_every_query_and_field_is_documented():
+    text = (ROOT / "docs/sql.md").read_text(encoding="utf-8")
+    assert [name for name in named_queries() if f"`@{name}`" not in text] == [], "add them to docs/sql.md"
+    text = (ROOT / "docs/batches.md").read_text(encoding="utf-8")
+    assert [name for name in FIELDS if f"`{name}`" not in text] == [], "add them to docs/batches.md"
+
+
 # The harness itself.
-
-GOOD = """
-A sample, with `inline` code.
-
-```console
-$ printf 'a,b\\n' > table.csv && \\
-    cat table.csv
-a,b
-$ test -f table.csv
-```
-
-```python
-from pathlib import Path
-
-rows = Path("table.csv").read_text().splitlines()
-```
-
-1. A block within a list, after what the one above defined:
-
-   ```text
-   nothing
-   ```
-
-```python
-assert rows == ["a,b"]
-Path("seen").touch()
-```
-
-<!-- not run: it needs a network -->
-```console
-$ exit 3
-```
-
-<!-- file: run.toml -->
-```toml
-seed = 42
-```
-
-```console
-$ grep -q 'seed = 42' run.toml
-```
-"""
 
 
 def write(folder: Path, text: str) -> Path:
@@ -371,24 +319,17 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_good_document_is_run_to_its_end(tmp_path, scratch, shelf):
-    run_document(write(tmp_path, GOOD), scratch, shelf)
-    assert (scratch / "seen").exists()
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("```console\n$ true\n$ exit 3\n```", "sample.md:3: exit status 3"),
+        ("<!-- not run: -->\n```console\n$ true\n$ exit 3\n```", "sample.md:4: exit status 3"),
         ("```console\n$ false | true\n```", "sample.md:2: exit status 1"),
         ("```console\nhexdata demo\n```", "sample.md:2: no line"),
         ("```python\nok = 1\n```\n\n```python\nassert ok == 2\n```", "sample.md:6: AssertionError"),
         ("```python\nx = (\n```", "sample.md:2: SyntaxError"),
         ("```toml\nseed = \n```", "sample.md:2: Invalid value"),
-        ("```bash\ntrue\n```", "sample.md:2: no way to run"),
         ("```\ntrue\n```", "sample.md:2: no way to run"),
         ("text\n```python\nx = 1\n", "sample.md:2: the block is never closed"),
-        ("<!-- not run: -->\n```console\n$ exit 3\n```", "sample.md:3: exit status 3"),
         ("<!-- not run: afar -->\n\n```console\n$ exit 3\n```", "sample.md:4: exit status 3"),
     ],
 )
@@ -397,93 +338,11 @@ def test_a_failing_block_is_named(text, message, tmp_path, scratch, shelf):
         run_document(write(tmp_path, text), scratch, shelf)
 
 
-@pytest.mark.parametrize("library", ["torch", "jax.numpy", "hexdata.torch", "hexdata.webdataset"])
-def test_blocks_are_skipped_without_the_library_that_they_import(
-    tmp_path, scratch, shelf, monkeypatch, library
-):
+def test_blocks_are_skipped_without_the_library_that_they_import(tmp_path, scratch, shelf, monkeypatch):
     monkeypatch.setitem(globals(), "find_spec", lambda name: None)
-    document = write(tmp_path, f"```python\nimport {library}\n\nraise SystemExit\n```")
-    run_document(document, scratch, shelf)
-
-
-def test_blocks_that_need_a_skipped_block_are_skipped_too(tmp_path, scratch, shelf, monkeypatch):
-    monkeypatch.setitem(globals(), "find_spec", lambda name: None)
-    blocks = [
-        "import torch\nfrom hexdata.torch import TorchLoader",
-        "loader = TorchLoader(4)",
-        "for batch in loader:\n    raise SystemExit",
-        "loader = 1\nassert loader == 1\nran = True",
-        "assert ran and loader == 1\n1 / 0",
-    ]
-    text = "\n\n".join(f"```python\n{block}\n```" for block in blocks)
-    with pytest.raises(BlockError, match=r"^sample.md:22: ZeroDivisionError"):
-        run_document(write(tmp_path, text), scratch, shelf)
-
-
-def test_a_sql_block_runs_on_the_store_it_names(tmp_path, scratch, shelf, monkeypatch):
-    commands = []
-    monkeypatch.setitem(
-        globals(), "run_command", lambda block, line, command, scratch: commands.append(command)
-    )
-    run_document(
-        write(tmp_path, "<!-- store: games -->\n```sql\nSELECT 1\n```\n\n```sql\nSELECT\n```"), scratch, shelf
-    )
-    assert commands == [["hexdata", "sql", "games", "SELECT 1\n"]]
-
-
-def test_a_command_and_an_option_without_a_word_are_found():
-    sample = typer.Typer()
-
-    @sample.command("shuffle")
-    def shuffle(seed: int = 0, memory_limit: str = "") -> None: ...
-
-    @sample.command("show")
-    def show(json: bool = False) -> None: ...
-
-    group = typer.main.get_command(sample)
-    assert (
-        undocumented(group, "hexdata shuffle --seed 1 --memory-limit 1GB; hexdata show --json --no-json")
-        == []
-    )
-    assert undocumented(group, "hexdata shuffle --seed-file --memory-limit; hexdata show-all --json") == [
-        "hexdata show",
-        "hexdata shuffle --seed",
-        "hexdata show --no-json",
-    ]
+    run_document(write(tmp_path, "```python\nimport hexdata.torch\n\nraise SystemExit\n```"), scratch, shelf)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_placeholder_is_left(document):
     assert not re.search(r"@@|TODO|FIXME|XXX", document.read_text())
-
-
-def test_a_demo_is_run_once_and_then_copied(tmp_path, monkeypatch):
-    ran = []
-    shelf = tmp_path / "shelf"
-    shelf.mkdir()
-
-    def demo(block, line, command, folder):
-        ran.append(command)
-        (folder / "hexdata-demo").mkdir()
-        (folder / "hexdata-demo" / "mark").touch()
-        return ""
-
-    monkeypatch.setitem(globals(), "run_command", demo)
-    for number, command in enumerate(["hexdata demo", "hexdata demo hexdata-demo --games 3"]):
-        document = write(tmp_path, f"```console\n$ {command}\n```")
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        run_document(document, folder, shelf)
-        assert (folder / "hexdata-demo" / "mark").exists()
-    assert ran == [f"hexdata demo --games {DEMO_GAMES}"]
-
-
-def test_the_transcript_is_of_the_demo_as_it_is(scratch, shelf):
-    """The README's transcript contains the stages, columns and lines that ``hexdata demo`` prints."""
-    transcript = next(b for b in blocks_of(ROOT / "README.md") if b.text.startswith("$ hexdata demo\nstage"))
-    shown = run_demo(transcript, transcript.line, "hexdata demo", scratch, shelf)
-
-    def words(text):
-        return set(re.findall(r"[a-z]{3,}[a-z/]*", text))
-
-    assert words(shown) == words(transcript.text.partition("\n")[2].partition("\n$ ")[0])

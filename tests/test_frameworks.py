@@ -76,28 +76,6 @@ def test_the_script_runs(page: Path, script: Block, demo: Path, tmp_path: Path) 
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.slow
-def test_only_the_named_packages_are_found(tmp_path: Path) -> None:
-    """A script finds what hexdata and the named packages require, and nothing else that is installed here."""
-    script = """
-import importlib.metadata, importlib.util
-import numpy, hexdata, {found}
-assert importlib.metadata.version("{found}")
-assert importlib.util.find_spec("{missing}") is None
-try:
-    importlib.metadata.version("{missing}")
-except importlib.metadata.PackageNotFoundError:
-    raise SystemExit(7)
-"""
-    for packages, found, missing in (
-        ([], "duckdb", "pytest"),
-        (["hexdata[report]"], "jinja2", "starlette"),
-        (["hypothesis"], "hypothesis", "jinja2"),
-    ):
-        done = run_script(script.format(found=found, missing=missing), packages, tmp_path)
-        assert done.returncode == 7, done.stderr
-
-
 def test_each_section_names_what_its_script_imports() -> None:
     named = {script.line: packages_for(page, script) for page, script in SCRIPTS if page.stem == "frameworks"}
     assert all(named.values())

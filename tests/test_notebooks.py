@@ -6,7 +6,6 @@ clone is unchanged, no flag is needed, and warnings of Jupyter do not fail the t
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -90,69 +89,24 @@ def run_notebook(notebook: Path) -> subprocess.CompletedProcess[str]:
 def test_a_notebook_runs(notebook, scratch):
     pytest.importorskip("nbmake")
     text = notebook.read_text(encoding="utf-8")
-    if "torch" in text or "import fingerprinting" in text:  # which imports it
+    if "torch" in text or "import order_of_data" in text:  # which imports it
         pytest.importorskip("torch")
     done = run_notebook(scratch / notebook.name)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_cell_that_fails_fails_the_notebook(scratch):
-    pytest.importorskip("nbmake")
-    cells = [
-        {"id": f"cell-{i}", "cell_type": "code", "metadata": {}, "source": source, "outputs": []}
-        for i, source in enumerate(["kept = 1", "assert kept == 2, 'the second cell'"])
-    ]
-    for cell in cells:
-        cell["execution_count"] = None
-    broken = scratch / "broken.ipynb"
-    head = {"metadata": read(NOTEBOOKS[0])["metadata"], "nbformat": 4, "nbformat_minor": 5}
-    broken.write_text(json.dumps(head | {"cells": cells}), encoding="utf-8")
-    done = run_notebook(broken)
-    assert done.returncode == 1
-    assert "the second cell" in done.stdout
-
-
 # What is committed
-
-
-def complaints(notebook: Path) -> list[str]:
-    """Return the faults of a notebook's committed outputs."""
-    found = []
-    cells = code_cells(notebook)
-    if [cell["execution_count"] for cell in cells] != list(range(1, len(cells) + 1)):
-        found.append("the cells were not run from top to bottom")
-    for cell in cells:
-        if set(cell["metadata"]) - {"tags"}:
-            found.append(f"{cell['id']}: metadata of a run: {', '.join(cell['metadata'])}")
-        for output in cell["outputs"]:
-            if output["output_type"] == "error":
-                found.append(f"{cell['id']}: an error")
-            if output.get("name") == "stderr":
-                found.append(f"{cell['id']}: text on standard error")
-    if not any(cell["outputs"] for cell in cells):
-        found.append("no cell has outputs")
-    return found
 
 
 @by_name
 def test_the_committed_outputs_are_whole_and_clean(notebook):
-    assert complaints(notebook) == []
-
-
-def test_an_unclean_notebook_is_found(tmp_path):
-    content = read(NOTEBOOKS[0])
-    first = next(cell for cell in content["cells"] if cell["cell_type"] == "code")
-    first["execution_count"] = 7
-    first["metadata"] = {"execution": {"iopub.status.busy": "2025-01-01T00:00:00Z"}}
-    first["outputs"] = [{"output_type": "error"}, {"output_type": "stream", "name": "stderr", "text": "oh"}]
-    unclean = tmp_path / "unclean.ipynb"
-    unclean.write_text(json.dumps(content), encoding="utf-8")
-    assert [found.partition(": ")[2] or found for found in complaints(unclean)] == [
-        "the cells were not run from top to bottom",
-        "metadata of a run: execution",
-        "an error",
-        "text on standard error",
-    ]
+    cells = code_cells(notebook)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert all(set(cell["metadata"]) <= {"tags"} for cell in cells), "metadata of a run"
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert outputs
+    assert "error" not in {output["output_type"] for output in outputs}
+    assert "stderr" not in {output.get("name") for output in outputs}
 
 
 def texts(part: Any) -> list[str]:
@@ -169,150 +123,97 @@ def test_no_path_of_a_machine_is_committed(notebook):
     assert [text for text in texts(read(notebook)) if MACHINE.search(text)] == []
 
 
-def test_paths_of_machines_are_recognised():
-    found = ["File /tmp/x/a.py", "'/home/me/store'", "C:\\Users\\me", "(/root/hexdata)"]
-    passed = ["hexdata-demo/store", "a/tmp/b", "https://x.org/home/", "1/2"]
-    assert [text for text in found + passed if MACHINE.search(text)] == found
-
-
-# The experiment: its code does what the notebook says of it, and the figures are those of the code.
+# The experiment: its arms are what it says, and the pages quote its figures.
 
 
 @pytest.fixture(scope="module")
 def experiment() -> ModuleType:
     pytest.importorskip("torch")
-    spec = util.spec_from_file_location("fingerprinting", FOLDER / "fingerprinting.py")
+    spec = util.spec_from_file_location("order_of_data", FOLDER / "order_of_data.py")
     assert spec is not None
     assert spec.loader is not None
     module = util.module_from_spec(spec)
-    sys.modules["fingerprinting"] = module  # dataclasses look their module up
+    sys.modules["order_of_data"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.fixture(scope="module")
-def data(experiment: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    store = experiment.make_store(tmp_path_factory.mktemp("experiment"), experiment.SMALL)
-    return experiment.read_data(store, experiment.SMALL)
+def tiny(experiment, tmp_path_factory) -> Any:
+    folder = tmp_path_factory.mktemp("experiment")
+    return experiment.read_data(experiment.make_store([], folder, experiment.SIZES["tiny"]), "cpu")
 
 
-def figures() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((FOLDER / "fingerprinting.json").read_text(encoding="utf-8"))
-    return found
+def test_each_arm_delivers_the_training_positions_the_stated_number_of_times(experiment, tiny):
+    size, train = experiment.SIZES["tiny"], tiny.split["train"]
+    passes = {}
+    for arm in experiment.ARMS:
+        rows = experiment.rows_of(arm, tiny, 0, size, 3, False).ravel()
+        assert len(rows) == 3 * len(train) // size.batch * size.batch
+        assert set(rows.tolist()) <= set(train.tolist())
+        passes[arm] = np.unique(rows, return_counts=True)[1]
+        turned = experiment.rows_of(arm, tiny, 0, size, 3, True).ravel()
+        assert (turned % len(tiny.game) == rows).all()
+        assert set((turned // len(tiny.game)).tolist()) == {0, 1, 2, 3}
+    for arm in ("global", "buffer", "games"):  # but for the last batch, which is not full
+        assert len(passes[arm]) == len(train)
+        assert passes[arm].max() == 3
+        assert (passes[arm] < 3).sum() < size.batch
+    orders = {arm: next(experiment.epochs_of(arm, tiny, 0, size)).tolist() for arm in experiment.ARMS}
+    assert orders["games"] == sorted(orders["global"]) == sorted(orders["buffer"]) == train.tolist()
+    assert orders["global"] != orders["buffer"] != orders["games"]
+    for arm in ("pool", "pool of 500"):  # each position at most once in a pass
+        assert len(set(orders[arm])) == len(orders[arm]) < len(train)
 
 
-def test_the_split_by_file_leaks_and_the_split_by_game_does_not(data):
-    trained = set(data.game[data.train])
-    by_file, by_game = data.sets["by file"], data.sets["by game"]
-    assert set(data.game[by_file]) <= trained
-    assert not set(data.game[by_game]) & trained
-    assert not set(by_file) & set(data.train)
-    assert set(data.sets["seen"]) <= set(data.train)
+def test_the_pool_drops_the_rest_of_a_file_when_it_is_full(experiment):
+    """Five files fit into a pool of 51; later ones come below 39, two at a time, the second in part."""
+    shards = [np.arange(10 * number, 10 * number + 10) for number in range(8)]
+    delivered = experiment.pool_order(shards, np.random.default_rng(0))
+    assert len(set(delivered.tolist())) == len(delivered)
+    kept = np.bincount(delivered // 10, minlength=8)
+    assert kept.tolist() == [10, 10, 10, 10, 10, 1, 10, 3]
 
 
-def test_a_repeated_game_has_one_name(data):
-    """Two games have equal boards from the first to the last only if they are the same game."""
-    boards: dict[int, list[bytes]] = {}
-    for place, game in enumerate(data.game.tolist()):
-        boards.setdefault(game, []).append(data.board[place].numpy().tobytes())
-    final = [max(group, key=lambda board: board.count(1)) for group in boards.values()]
-    assert len(set(final)) == len(final)
-    assert sum(len(group) > len(set(group)) for group in boards.values()) > 5
+def test_no_game_of_test_is_trained_on_and_all_runs_see_the_same_test(experiment, tiny, tmp_path):
+    games = {name: set(tiny.game[chosen].tolist()) for name, chosen in tiny.split.items()}
+    assert (
+        games["train"] & games["test"]
+        == games["train"] & games["val"]
+        == games["val"] & games["test"]
+        == set()
+    )
+    assert len(tiny.game) == sum(map(len, tiny.split.values()))
+    results, settings = tmp_path / "results.jsonl", experiment.SETTINGS[:1]
+    first, *runs = experiment.run(results, [], experiment.SIZES["tiny"], settings)
+    assert len(runs) == len(experiment.ARMS) * len(experiment.RATES) * experiment.SIZES["tiny"].seeds
+    assert {np.shape(run["test"]) for run in runs} == {np.shape(first["counts"])} == {(2, len(games["test"]))}
+    assert len({run["steps"] for run in runs}) == 1
+    assert np.isfinite([run["val"] for run in runs]).all()
+    before = results.read_bytes()
+    experiment.run(results, [], experiment.SIZES["tiny"], settings)  # nothing is left to do
+    assert results.read_bytes() == before
 
 
-@pytest.mark.parametrize("order", ["ordered", "buffer", "global"])
-def test_every_order_sees_every_position_once_a_pass(order, data, experiment):
-    settings = experiment.SMALL
-    steps = list(experiment.batches(order, data.train, 1, settings))
-    assert len(steps) == settings.steps
-    passes = np.concatenate(steps).reshape(settings.passes, -1)
-    for one in passes:
-        assert sorted(one) == data.train.tolist()
-    again = np.concatenate(list(experiment.batches(order, data.train, 1, settings)))
-    assert (again == passes.ravel()).all()
-    other = np.concatenate(list(experiment.batches(order, data.train, 2, settings)))
-    assert (other == passes.ravel()).all() == (order == "ordered")
+# The figures of the full run.
+
+QUOTED = re.compile(r"(\u2212?\d\.\d{3}) \((\u2212?\d\.\d{3})\s+to\s+(\u2212?\d\.\d{3})\)")
+"""A difference with its interval, with the minus sign of prose."""
 
 
-def test_the_buffer_moves_nothing_further_ahead_than_it_is_long(data, experiment):
-    places = experiment.order_of("buffer", data.train, 0, 1, buffer=100)
-    was = np.searchsorted(data.train, places)
-    ahead = was - np.arange(len(was))
-    assert 50 < ahead.max() <= 2 * 100  # it takes two in for one that it gives, while it fills
-    assert np.abs(np.diff(was)).mean() < len(was) / 4  # and it is no global shuffle
-
-
-def test_the_loss_is_the_mean_cross_entropy(data, experiment):
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(0)
-    network, places = experiment.Network(experiment.SMALL), data.sets["seen"][:7]
-    with torch.no_grad():
-        chance = 1 / (1 + np.exp(-network(data.board[places])[1].numpy().astype(float)))
-    value = data.value[places].numpy()
-    plain = -(value * np.log(chance) + (1 - value) * np.log(1 - chance)).mean()
-    assert abs(experiment.value_loss(network, data, places) - plain) < 1e-6
-
-
-def test_the_committed_figures_are_of_the_code_as_it_is(experiment):
-    for name, settings in experiment.PARTS.items():
-        part = figures()["parts"][name]
-        assert part["settings"] == dataclasses.asdict(settings)
-        assert part["data"]["positions"] * settings.passes == settings.steps * settings.batch
-        expected = {(order, seed) for order in experiment.ORDERS for seed in range(settings.seeds)}
-        assert {(run["order"], run["seed"]) for run in part["runs"]} == expected
-        assert len(part["runs"]) == len(expected)
-        for run in part["runs"]:
-            assert run["steps"][-1] == settings.steps
-            lengths = {name: len(losses) for name, losses in run["loss"].items()}
-            assert lengths == dict.fromkeys(("running", *experiment.SETS), settings.measurements)
-
-
-def test_the_guide_quotes_the_committed_figures():
-    """Each row of the table in docs/notebooks.md is the mean of the final losses of the committed runs."""
-    text = (ROOT / "docs" / "notebooks.md").read_text(encoding="utf-8")
-    row = r"^\| (often|once) \| (ordered|buffer|global) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$"
-    rows = re.findall(row, text, re.MULTILINE)
-    assert len(rows) == 6
-    for part, order, *quoted in rows:
-        runs = [run for run in figures()["parts"][part]["runs"] if run["order"] == order]
-        for name, number in zip(("running", "by file", "by game"), quoted, strict=True):
-            assert float(number) == pytest.approx(np.mean([run["loss"][name][-1] for run in runs]), abs=6e-4)
-
-
-def test_what_is_said_of_the_figures_holds():
-    """The findings of the notebook and the guide follow from the committed curves."""
-    parts = figures()["parts"]
-
-    def curves(part, order, name):  # (seeds, measurements)
-        return np.array([run["loss"][name] for run in parts[part]["runs"] if run["order"] == order])
-
-    ends = {
-        (part, order, name): curves(part, order, name)[:, -1]
-        for part in ("often", "once")
-        for order in ("ordered", "buffer", "global")
-        for name in ("by file", "by game")
-    }
-    often = [ends["often", order, "by game"] for order in ("ordered", "buffer", "global")]
-    assert (often[0] < often[1]).all()
-    assert (often[1] < often[2]).all()
-    leaky = [ends["often", order, "by file"] for order in ("ordered", "buffer", "global")]
-    assert (leaky[0] > leaky[1]).all()
-    assert (leaky[1] > leaky[2]).all()
-    stopped = [
-        curves("often", order, "by game").min(axis=1).mean() for order in ("ordered", "buffer", "global")
-    ]
-    assert np.round(stopped, 3).tolist() == [0.659, 0.667, 0.662]
-    once = [ends["once", order, "by game"] for order in ("ordered", "buffer", "global")]
-    assert np.round([min(once[0] - once[1]), max(once[0] - once[1])], 3).tolist() == [0.021, 0.026]
-    assert sum(once[1] > once[2]) == 4
-    slow = [end.mean() for end in once]
-    for part in ("once, 0.003", "once, 0.01"):
-        faster = [curves(part, order, "by game")[:, -1].mean() for order in ("ordered", "buffer", "global")]
-        assert max(faster) < min(slow)
-        assert max(faster) - min(faster) < 0.0075
-    for part in parts:
-        logs = {order: curves(part, order, "running") for order in ("ordered", "buffer", "global")}
-        first = len(logs["global"][0]) // parts[part]["settings"]["passes"]
-        assert min(log[:, :first].min() for log in logs.values()) > 0.5
-        highest = logs["ordered"] > np.maximum(logs["buffer"], logs["global"])
-        assert highest.all() if part in ("often", "once") else highest.mean() > 0.9
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/notebooks.md", "hexdata/report/templates/report.html", "notebooks"],
+)
+def test_the_pages_quote_the_committed_figures(page):
+    summary = json.loads((FOLDER / "order_of_data.json").read_text(encoding="utf-8"))
+    heads = [difference[head] for difference in summary["differences"] for head in ("policy", "value")]
+    known = {tuple(f"{head[name]:.3f}" for name in ("mean", "low", "high")) for head in heads}
+    if page == "notebooks":
+        cells = read(FOLDER / "04-order-of-data.ipynb")["cells"]
+        text = "".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    else:
+        text = (ROOT / page).read_text(encoding="utf-8")
+    quoted = QUOTED.findall(text.replace("\n", " "))
+    assert len(quoted) >= 2
+    assert {tuple(number.replace("\u2212", "-") for number in numbers) for numbers in quoted} <= known

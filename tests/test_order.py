@@ -1,9 +1,8 @@
 """The seeded order: pinned values, bijections and tests of randomness.
 
 Every statistic is expressed in standard deviations (sigmas) of its distribution for a uniformly random
-permutation. ``ALARM`` sigmas are exceeded by chance once in 1.7 million draws, so another set of seeds would
-fail the two thousand statistics of this file about once in a thousand runs. The seeds are fixed, so the
-results never change.
+permutation. ``ALARM`` sigmas are exceeded by chance once in 1.7 million draws. The seeds are fixed, so the
+results change only with the order, and then the statistics say whether it is still random.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ from __future__ import annotations
 import itertools
 import math
 import tracemalloc
-from collections.abc import Iterator
 
 import duckdb
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexdata import order
@@ -27,7 +25,6 @@ from hexdata.order import (
     shuffle_indices,
     sort_key,
     sort_key_sql,
-    uniform_draw,
 )
 from tests.pairs import FULL
 
@@ -35,7 +32,6 @@ ALARM = 5.0
 WORD = (1 << 64) - 1
 SHUFFLE = derive_key(42, "shuffle")
 EPOCH = derive_key(42, "epoch", 0)
-MILLION = 1_000_000
 REAL = 97_000_000
 
 words = st.integers(0, WORD)
@@ -75,73 +71,24 @@ FIRST_ELEMENTS = {
 EPOCHS = [[0, 2, 5, 1, 9, 7, 8, 3, 4, 6], [4, 7, 2, 0, 6, 9, 3, 8, 5, 1], [1, 9, 4, 3, 5, 2, 8, 7, 0, 6]]
 
 
-@pytest.mark.parametrize("purpose", KEYS)
-def test_derive_key_is_pinned(purpose):
-    assert derive_key(*purpose) == KEYS[purpose]
-
-
-@pytest.mark.parametrize("identity", SORT_KEYS)
-def test_sort_key_is_pinned(identity):
-    assert int(sort_key(np.uint64(identity), SHUFFLE)) == SORT_KEYS[identity]
-
-
-@pytest.mark.parametrize("n", FIRST_ELEMENTS)
-def test_permutation_is_pinned(n):
-    first = FIRST_ELEMENTS[n]
-    assert Permutation(n, EPOCH).slice(0, len(first)).tolist() == first
-
-
-@pytest.mark.parametrize("epoch", range(3))
-def test_shuffle_indices_is_pinned(epoch):
-    assert shuffle_indices(range(10), 7, epoch) == EPOCHS[epoch]
+def test_keys_and_orders_are_pinned():
+    assert {purpose: derive_key(*purpose) for purpose in KEYS} == KEYS
+    assert {identity: int(sort_key(np.uint64(identity), SHUFFLE)) for identity in SORT_KEYS} == SORT_KEYS
+    for n, first in FIRST_ELEMENTS.items():
+        assert Permutation(n, EPOCH).slice(0, len(first)).tolist() == first
+    assert [shuffle_indices(range(10), 7, epoch) for epoch in range(3)] == EPOCHS
 
 
 # Keys.
 
 
-def test_derive_key_differs_for_equal_sums_and_concatenations():
-    purposes = [
-        (42, "epoch", 1),
-        (43, "epoch", 0),
-        (42, "epoch", "1"),
-        (42, "epoch1"),
-        (42, "epoch", 1, ""),
-        (42, 'epoch",1'),
-        (42, "epoch,1"),
-        (-42, "epoch", 1),
-        (42,),
-    ]
-    assert len({derive_key(*purpose) for purpose in purposes}) == len(purposes)
-
-
-@pytest.mark.parametrize("bad", [(True,), (1.0,), ("42",), (None,), (42, 1.0), (42, False), (42, b"epoch")])
-def test_derive_key_refuses_values_without_a_canonical_text(bad):
-    with pytest.raises(TypeError):
-        derive_key(*bad)
+def test_derive_key_refuses_values_without_a_canonical_text():
+    for bad in ((True,), (1.0,), ("42",), (None,), (42, 1.0), (42, False), (42, b"epoch")):
+        with pytest.raises(TypeError):
+            derive_key(*bad)
 
 
 # The sort key.
-
-
-def unsort(value: int, key: int) -> int:
-    """Undo ``sort_key`` step by step: xorshifts by repeating them, products by the inverse mod 2^64."""
-
-    def unshift(x: int, shift: int) -> int:
-        result = x
-        for _ in range(64 // shift):
-            result = x ^ (result >> shift)
-        return result
-
-    keys = order._subkeys(key, len(order.MIX_STEPS) + 1)
-    x = unshift(value, order.MIX_LAST_SHIFT)
-    for (shift, multiplier), subkey in zip(reversed(order.MIX_STEPS), reversed(keys[1:]), strict=True):
-        x = unshift((x ^ subkey) * pow(multiplier, -1, 1 << 64) & WORD, shift)
-    return x ^ keys[0]
-
-
-@given(words, words)
-def test_sort_key_can_be_undone(identity, key):
-    assert unsort(int(sort_key(np.uint64(identity), key)), key) == identity
 
 
 def test_sort_key_keeps_shape_and_input():
@@ -153,63 +100,29 @@ def test_sort_key_keeps_shape_and_input():
     assert sort_key([], SHUFFLE).shape == (0,)
 
 
-def test_sort_key_refuses_floats():
-    with pytest.raises(TypeError, match="float64"):
-        sort_key([0, 2**64 - 1], SHUFFLE)  # NumPy reads this list as floats
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[duckdb.DuckDBPyConnection]:
-    with duckdb.connect(config={"threads": 2}) as connection:
-        yield connection
-
-
-def test_sql_equals_numpy(engine):
-    ids = np.random.default_rng(1).integers(0, 1 << 64, size=MILLION, dtype=np.uint64)
+def test_sql_equals_numpy():
+    ids = np.random.default_rng(1).integers(0, 1 << 64, size=100_000, dtype=np.uint64)
     ids[:5] = [0, 1, 2**63 - 1, 2**63, 2**64 - 1]
-    engine.register("identities", {"id": ids})
-    got = engine.sql(f"SELECT id, {sort_key_sql('id', SHUFFLE)} AS key FROM identities").fetchnumpy()
-    assert (got["key"] == sort_key(got["id"], SHUFFLE)).all()
-    assert (np.sort(got["id"]) == np.sort(ids)).all()
-
-
-def test_sql_order_is_numpy_order(engine):
-    sql = sort_key_sql("range", SHUFFLE)
-    got = engine.sql(f"SELECT range AS id FROM range(200000) ORDER BY {sql}").fetchnumpy()["id"]
-    assert (got == np.argsort(sort_key(np.arange(200_000), SHUFFLE))).all()
-
-
-def test_sql_refuses_negative_ids(engine):
-    with pytest.raises(duckdb.ConversionException):
-        engine.sql(f"SELECT {sort_key_sql('-1', SHUFFLE)}").fetchall()
+    sql = sort_key_sql("id", SHUFFLE)
+    with duckdb.connect() as engine:
+        engine.register("identities", {"id": ids})
+        got = engine.sql(f"SELECT id, {sql} AS key FROM identities ORDER BY key").fetchnumpy()
+        with pytest.raises(duckdb.ConversionException):
+            engine.sql(f"SELECT {sort_key_sql('-1', SHUFFLE)}").fetchall()
+    keys = sort_key(ids, SHUFFLE)
+    assert (got["key"] == np.sort(keys)).all()
+    assert (got["id"] == ids[np.argsort(keys)]).all()
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 7, 500, 65_537])
-def test_bucket_bounds_are_equal_ranges(buckets):
+def test_buckets_are_equal_ranges_that_concatenate_to_the_global_order(buckets):
     bounds = bucket_bounds(buckets)
     widths = {high - low for low, high in itertools.pairwise(bounds)}
     assert (bounds[0], bounds[-1], len(bounds)) == (0, 1 << 64, buckets + 1)
     assert max(widths) - min(widths) <= 1
-
-
-@pytest.mark.parametrize("buckets", [1, 7, 500])
-def test_concatenated_buckets_are_the_global_order(buckets):
     keys = sort_key(np.arange(50_000), SHUFFLE)
-    inner = np.array(bucket_bounds(buckets)[1:-1], dtype=np.uint64)
-    bucket = np.searchsorted(inner, keys, side="right")
-    in_buckets = [np.flatnonzero(bucket == i) for i in range(buckets)]
-    read = np.concatenate([members[np.argsort(keys[members])] for members in in_buckets])
-    assert (read == np.argsort(keys)).all()
-
-
-def test_bucket_bounds_needs_a_bucket():
-    with pytest.raises(ValueError, match="at least one"):
-        bucket_bounds(0)
-
-
-def test_uniform_draw_stays_below_one(monkeypatch):
-    monkeypatch.setattr(order, "sort_key", lambda ids, key: np.array([0, WORD], dtype=np.uint64))
-    assert uniform_draw([0, 1], SHUFFLE).tolist() == [0.0, 1 - 2**-53]
+    bucket = np.searchsorted(np.array(bounds[1:-1], dtype=np.uint64), keys, side="right")
+    assert (np.lexsort((keys, bucket)) == np.argsort(keys)).all()
 
 
 # The permutation.
@@ -217,7 +130,7 @@ def test_uniform_draw_stays_below_one(monkeypatch):
 
 @pytest.mark.parametrize(
     "n",
-    [0, 1, 2, 3, 10, 997, 65_535, 65_536, 65_537, 70_001, 2**17 - 1, 2**17, 2**17 + 1, 999_983, 2**20 + 7],
+    [0, 1, 2, 3, 997, 65_535, 65_536, 65_537, 2**17 - 1, 2**17, 2**17 + 1, 2**20 + 7, *[REAL] * FULL],
 )
 def test_permutation_contains_each_element_once(n):
     elements = Permutation(n, EPOCH).slice(0, n)
@@ -225,15 +138,6 @@ def test_permutation_contains_each_element_once(n):
     assert (np.sort(elements) == np.arange(n)).all()
 
 
-def test_permutation_of_a_large_dataset_contains_each_element_once():
-    size = REAL if FULL else 20 * MILLION
-    permutation, seen = Permutation(size, EPOCH), np.zeros(size, dtype=bool)
-    for start in range(0, size, MILLION):
-        seen[permutation.slice(start, start + MILLION)] = True
-    assert seen.all()  # n writes covered n places, so none fell on another
-
-
-@settings(max_examples=50)
 @given(st.integers(1, 1 << 62), words, st.data())
 def test_permutation_is_the_same_for_every_kind_of_index(n, key, data):
     permutation = Permutation(n, key)
@@ -248,22 +152,6 @@ def test_permutation_is_the_same_for_every_kind_of_index(n, key, data):
     assert permutation[places].shape == places.shape
 
 
-@pytest.mark.parametrize("n", [70_001, 2**32, 2**40 + 1])
-def test_permutation_equals_its_definition(n):
-    """The same rounds in plain Python integers, one index at a time."""
-    bits = (n - 1).bit_length()
-    modulus = 1 << bits
-    subkeys = order._subkeys(EPOCH, 2 * order._ROUNDS)
-
-    def element(x: int) -> int:
-        for odd, addend in zip(subkeys[::2], subkeys[1::2], strict=True):
-            x = (x * (2 * x + (odd | 1)) + addend) % modulus
-            x ^= x >> ((bits + 1) // 2)
-        return x if x < n else element(x)
-
-    assert Permutation(n, EPOCH).slice(0, 100).tolist() == [element(place) for place in range(100)]
-
-
 @pytest.mark.parametrize("n", [0, 10, 70_001, 2**40])
 def test_permutation_refuses_indices_outside_its_range(n):
     permutation = Permutation(n, EPOCH)
@@ -272,19 +160,6 @@ def test_permutation_refuses_indices_outside_its_range(n):
         with pytest.raises(IndexError):
             permutation[place]
     assert permutation.slice(n, n).shape == (0,)
-
-
-@pytest.mark.parametrize("n", [10, 70_001])
-def test_permutation_refuses_indices_that_are_not_integers(n):
-    for place in (0.5, True, np.array([0.0]), np.array([True])):
-        with pytest.raises(TypeError, match="integers"):
-            Permutation(n, EPOCH)[place]
-
-
-@pytest.mark.parametrize("n", [-1, (1 << 62) + 1])
-def test_permutation_refuses_lengths(n):
-    with pytest.raises(ValueError, match=r"2\^62"):
-        Permutation(n, EPOCH)
 
 
 @pytest.mark.parametrize(("n", "bound"), [(65_536, 600_000), (REAL, 50_000), (2**62, 50_000)])
@@ -306,31 +181,21 @@ def test_shuffle_indices_keeps_type_and_input():
     shuffled = shuffle_indices(array, 1)
     assert (shuffled == array[places]).all()
     assert shuffled.dtype == np.int32
-    assert (names, array.tolist()) == (["a", "b", "c", "d"], [100, 101, 102, 103])
-    assert shuffle_indices([], 1) == []
-
-
-def test_shuffle_indices_can_be_turned_off():
-    array = np.arange(5)
     same = shuffle_indices(array, 1, 3, enabled=False)
     same[0] = 9  # a copy, as the caller may change what it gets
-    assert array[0] == 0
+    assert (names, array.tolist()) == (["a", "b", "c", "d"], [100, 101, 102, 103])
     assert shuffle_indices(range(5), 1, 3, enabled=False) == [0, 1, 2, 3, 4]
+    assert shuffle_indices([], 1) == []
 
 
 # Tests of randomness.
 
 
-def sigmas(counts: np.ndarray, expected: np.ndarray | float | None = None) -> float:
-    """Return the χ² of the counts in sigmas (Wilson & Hilferty 1931), against equal cells by default."""
-    expected = counts.sum() / counts.size if expected is None else expected
+def sigmas(counts: np.ndarray) -> float:
+    """Return the χ² of the counts against equal cells, in sigmas (Wilson & Hilferty 1931)."""
+    expected = counts.sum() / counts.size
     chi2, freedom = ((counts - expected) ** 2 / expected).sum(), counts.size - 1
     return float(((chi2 / freedom) ** (1 / 3) - 1 + 2 / (9 * freedom)) / math.sqrt(2 / (9 * freedom)))
-
-
-def correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the correlation of two samples in sigmas."""
-    return float(np.corrcoef(x.astype(np.float64), y.astype(np.float64))[0, 1] * math.sqrt(x.size))
 
 
 def cells(values: np.ndarray, n: int, count: int) -> np.ndarray:
@@ -338,139 +203,28 @@ def cells(values: np.ndarray, n: int, count: int) -> np.ndarray:
     return (values.astype(np.float64) * (count / n)).astype(np.int64)
 
 
-def together(x: np.ndarray, y: np.ndarray, n: int) -> float:
-    """Return the deviation of (x, y) from a uniform distribution over 16 by 16 cells, in sigmas."""
-    return sigmas(np.bincount(cells(x, n, 16) * 16 + cells(y, n, 16), minlength=256))
-
-
-def pattern_statistics(n: int, key: int) -> dict[str, float]:
-    """Yield statistics of a permutation for many strides and lags, mainly powers of two and halves."""
-    permutation, bits = Permutation(n, key), (n - 1).bit_length()
+def patterns(n: int, key: int) -> dict[str, float]:
+    """Return the statistics beyond ``ALARM``, for strides and lags of powers of two and others."""
+    permutation, bits, found = Permutation(n, key), (n - 1).bit_length(), {}
     sample = min(1 << 15, n // 16)  # few of all, or the counts would be evener than chance
-    rng = np.random.default_rng(n)
-    found = {}
     for lag in {1 << k for k in range(bits - 1)} | {3, n // 2, n // 3}:
-        start = int(rng.integers(0, n - lag - sample + 1))
+        start = (n - lag - sample) // 3
         x, y = permutation.slice(start, start + sample), permutation.slice(start + lag, start + lag + sample)
-        found[f"pairs at lag {lag}"] = together(x, y, n)
+        pairs = cells(x, n, 16) * 16 + cells(y, n, 16)
+        found[f"pairs at lag {lag}"] = sigmas(np.bincount(pairs, minlength=256))
         found[f"differences at lag {lag}"] = sigmas(np.bincount(cells((y - x) % n, n, 256), minlength=256))
-        found[f"serial correlation at lag {lag}"] = correlation(x, y)
     for stride in {1 << k for k in range(bits - 11)} | {n // 4096, n // 5000}:
         values = permutation[np.arange(min(sample, n // stride), dtype=np.int64) * stride]
         found[f"elements at stride {stride}"] = sigmas(np.bincount(cells(values, n, 64), minlength=64))
-        found[f"correlation at stride {stride}"] = correlation(values[:-1], values[1:])
         found[f"low bits at stride {stride}"] = sigmas(np.bincount(values % 64, minlength=64))
-    places = np.arange(sample, dtype=np.int64) * n // sample
-    found["rank correlation with the input"] = correlation(places, permutation[places])
-    found["places with elements"] = together(places, permutation[places], n)
-    return found
+    return {name: z for name, z in found.items() if abs(z) > ALARM}
 
 
-def loud(statistics: dict[str, float]) -> dict[str, float]:
-    return {name: z for name, z in statistics.items() if abs(z) > ALARM}
-
-
-LARGE = [65_537, 70_001, 2**17, 2**17 + 1, MILLION, 2**20, 2**20 + 1, REAL, 2**27 + 1, 2**32, 2**40]
-
-
-@pytest.mark.parametrize("n", LARGE)
+@pytest.mark.parametrize("n", [65_537, 70_001, 2**17 + 1, 2**20 + 1, REAL, 2**32, 2**40])
 def test_large_permutation_shows_no_pattern(n):
-    assert loud(pattern_statistics(n, EPOCH)) == {}
+    assert patterns(n, EPOCH) == {}
 
 
 def test_the_statistics_detect_a_weak_permutation(monkeypatch):
     monkeypatch.setattr(order, "_ROUNDS", 2)
-    assert len(loud(pattern_statistics(2**20, EPOCH))) > 20
-
-
-def test_no_key_is_weak():
-    """All differences over half the length are tested for each key, because weak mixing shows there first.
-
-    Rounds that multiply by a keyed odd number and no more leave one key in 250 at 30 to 130 sigmas.
-    """
-    n = 2**17
-    statistics = {}
-    for seed in range(250):
-        low, high = Permutation(n, derive_key(seed, "weak")).slice(0, n).reshape(2, n // 2)
-        statistics[f"difference, seed {seed}"] = sigmas(np.bincount((high - low) % n >> 9, minlength=256))
-        statistics[f"xor, seed {seed}"] = sigmas(np.bincount((high ^ low) >> 9, minlength=256))
-    assert loud(statistics) == {}
-    spread = np.array(list(statistics.values()))
-    assert abs(spread.mean()) * math.sqrt(spread.size) < ALARM
-    assert abs(spread.std() - 1) < 0.15  # 1 ± 0.03: an excess of loud keys would widen it
-
-
-@pytest.mark.parametrize("n", [70_001, REAL])
-def test_close_keys_give_unrelated_permutations(n):
-    places = np.random.default_rng(2).choice(n, 8192, replace=False)
-    elements = Permutation(n, EPOCH)[places]
-    close = {f"bit {bit}": EPOCH ^ 1 << bit for bit in range(64)}
-    close |= {f"epoch {epoch}": derive_key(42, "epoch", epoch) for epoch in range(1, 9)}
-    close |= {f"seed {seed}": derive_key(seed, "epoch", 0) for seed in (41, 43, -42)}
-    statistics = {}
-    for name, key in close.items():
-        others = Permutation(n, key)[places]
-        statistics[name] = together(elements, others, n)
-        statistics[f"{name}, difference"] = sigmas(
-            np.bincount(cells((others - elements) % n, n, 256), minlength=256)
-        )
-    assert loud(statistics) == {}
-
-
-@pytest.fixture(scope="module")
-def small() -> np.ndarray:
-    """Permutations of 6 elements under 30,000 seeds, shape (30000, 6)."""
-    return np.array([Permutation(6, derive_key(seed, "epoch", 0)).slice(0, 6) for seed in range(30_000)])
-
-
-def test_small_permutations_are_all_equally_likely(small):
-    names = small @ 6 ** np.arange(6)
-    _, counts = np.unique(names, return_counts=True)
-    assert counts.size == math.factorial(6)
-    assert abs(sigmas(counts)) < ALARM
-
-
-def test_each_element_is_equally_likely_at_each_index(small):
-    for place in range(6):
-        assert abs(sigmas(np.bincount(small[:, place], minlength=6))) < ALARM
-
-
-def test_each_ordered_pair_of_neighbours_is_equally_likely(small):
-    for place in range(5):
-        pairs = np.bincount(small[:, place] * 6 + small[:, place + 1], minlength=36).reshape(6, 6)
-        assert not pairs.diagonal().any()
-        assert abs(sigmas(pairs[~np.eye(6, dtype=bool)])) < ALARM
-
-
-def test_sort_keys_fill_buckets_evenly_and_forget_the_input_order():
-    ids = np.arange(1 << 17)
-    places = np.empty_like(ids)
-    statistics = {}
-    for seed in range(20):
-        keys = sort_key(ids, derive_key(seed, "shuffle"))
-        places[np.argsort(keys)] = ids
-        statistics[f"buckets, seed {seed}"] = sigmas(np.bincount(keys >> np.uint64(54), minlength=1024))
-        statistics[f"low bits, seed {seed}"] = sigmas(np.bincount(keys & np.uint64(1023), minlength=1024))
-        statistics[f"rank correlation, seed {seed}"] = correlation(ids, places)
-        for lag in (1, 2, 64, 4096, 1 << 16):
-            low, high = keys.reshape(-1, 2, lag).transpose(1, 0, 2).reshape(2, -1)
-            statistics[f"lag {lag}, seed {seed}"] = sigmas(
-                np.bincount((high - low) >> np.uint64(56), minlength=256)
-            )
-    assert loud(statistics) == {}
-
-
-def flipped_share(changed: np.ndarray) -> np.ndarray:
-    """Return how often each of the 64 bits is set, float64 of shape (64,)."""
-    return np.unpackbits(changed.view(np.uint8).reshape(-1, 8), axis=1).mean(axis=0)
-
-
-@pytest.mark.parametrize("bit", range(64))
-def test_one_bit_changes_half_of_the_sort_key(bit):
-    """Dense ids, as a store has them. 20,000 draws: 0.02 are 5.7 sigmas, a false alarm in 80 million."""
-    ids = np.arange(MILLION, MILLION + 20_000, dtype=np.uint64)
-    keys = sort_key(ids, SHUFFLE)
-    other_ids = sort_key(ids ^ np.uint64(1 << bit), SHUFFLE)
-    other_key = sort_key(ids, SHUFFLE ^ 1 << bit)
-    assert np.abs(flipped_share(keys ^ other_ids) - 0.5).max() < 0.02
-    assert np.abs(flipped_share(keys ^ other_key) - 0.5).max() < 0.02
+    assert len(patterns(2**20, EPOCH)) > 10

@@ -6,20 +6,17 @@ import os
 import socket
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from hexdata import pipeline
-from hexdata.convert import ConvertOptions
-from hexdata.demo import DemoOptions
 from hexdata.engine import EngineOptions
-from hexdata.errors import BudgetError, ConfigError, StoreError, VerifyError
+from hexdata.errors import ConfigError
 from hexdata.export import ExportOptions
 from hexdata.formats.trmph import write_trmph
 from hexdata.loader.trial import LoadOptions
-from hexdata.pipeline import Config, demo_config, load_config, run_config
+from hexdata.pipeline import Config, load_config, run_config
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions
 from tests.demo_games import demo_games
@@ -40,7 +37,6 @@ def config(tmp_path):
 
 
 STORE = 'store = "store"\n'
-pytestmark = pytest.mark.usefixtures("no_charts")
 EVERY_STAGE = ["convert", "shuffle", "export", "verify", "load", "report"]
 
 
@@ -95,95 +91,47 @@ def test_a_config_holds_the_options_of_its_stages(config):
     assert loaded.report == pipeline.ReportSection(output="page.html", memory=2_000_000_000)
 
 
-def test_missing_keys_have_the_defaults_of_the_command(config):
-    loaded = load_config(config(STORE + '[convert]\ninputs = ["a"]\n[shuffle]\n[export]\n[load]\n'))
-    assert (loaded.shuffle, loaded.export, loaded.load) == (ShuffleOptions(), ExportOptions(), LoadOptions())
-    for field in fields(ConvertOptions):
-        assert getattr(loaded.convert, field.name) == getattr(ConvertOptions(), field.name)
-    assert (loaded.demo, loaded.verify) == (None, None)
+WRONG = [
+    (STORE + "[shufle]\n", "'shufle'", "'shuffle'"),
+    ('stor = "a"\n', "'stor'", "'store'"),
+    (STORE + "[shuffle]\nsede = 1\n", "[shuffle]", "'sede'", "'seed'"),
+    (STORE + '[convert]\ninputs = ["a"]\nworker = 1\n', "[convert]", "'worker'", "'workers'"),
+    (STORE + "[verify]\nroundtrip = []\n", "[verify]", "'roundtrip'", "'round_trip'"),
+    (STORE + '[engine]\nname = "rey"\n', "[engine]", "'rey'", "'ray'"),
+    (STORE + '[engine]\naddress = "auto"\n', "[engine]", "auto", "ray"),
+    (STORE + '[demo]\nfolder = "a"\ngames = "x"\n', "[demo]", "games", "'x'"),
+    (STORE + "[demo]\nfolder = 3\n", "[demo]", "folder", "3"),
+    (STORE + '[demo]\nfolder = "a"\nseed = 1.5\n', "[demo]", "seed", "1.5"),
+    ("[verify]\n", "store is missing"),
+    (STORE + "[convert]\n", "[convert]", "inputs is missing"),
+    *((STORE + f"[shuffle]\nseed = {each}\n", "[shuffle]", "seed", each) for each in ("'x'", "1.5")),
+    *((STORE + f"[convert]\ninputs = {each}\n", "[convert]", "inputs", "'a'") for each in ("'a'", "{a = 1}")),
+    *(
+        (STORE + f"[{name}]\n{key} = [1]\n", f"[{name}]", key, "1")
+        for name, key in (("convert", "inputs"), ("verify", "round_trip"), ("report", "output"))
+    ),
+    (STORE + "shuffle = 3\n", "[shuffle]", "found 3"),
+    (STORE + "[load]\nmode = 'fast'\n", "[load]", "mode", "'stream'"),
+    ("store = 1\n", "store", "found 1"),
+    (STORE + '[shuffle]\nmemory = "2"\n', "[shuffle]", "'2'", "1GB"),
+    (STORE + "[export]\nmemory = [1]\n", "[export]", "memory", "[1]"),
+    (STORE + '[convert]\ninputs = ["a"]\nval = 2.0\n', "[convert]", "2.0"),
+    (STORE + '[export]\nlayout = "block"\n', "[export]", "layout", "block"),
+    ("store =\n", "line 1"),
+    ("a = " + "[" * 100_000, "not valid TOML"),
+    (f"a = {'9' * 5_000}", "not valid TOML"),
+]
+"""Texts of configs, and what the error must contain."""
 
 
-WRONG = {
-    "an unknown section": (
-        STORE + "[shufle]\n",
-        "unknown key 'shufle' at the top level",
-        "Did you mean 'shuffle'?",
-    ),
-    "a misspelt store": ('stor = "a"\n', "unknown key 'stor' at the top level", "Did you mean 'store'?"),
-    "an unknown key": (STORE + "[shuffle]\nsede = 1\n", "unknown key 'sede' in [shuffle]", "'seed'?"),
-    "of inherited options": (
-        STORE + '[convert]\ninputs = ["a"]\nworker = 1\n',
-        "unknown key 'worker' in [convert]",
-        "'workers'?",
-    ),
-    "a key of no stage": (
-        STORE + "[verify]\nroundtrip = []\n",
-        "unknown key 'roundtrip' in [verify]",
-        "'round_trip'?",
-    ),
-    "a misspelt page": (
-        STORE + '[report]\noutptu = "a"\n',
-        "unknown key 'outptu' in [report]",
-        "'output'?",
-    ),
-    "a misspelt engine": (
-        STORE + '[engine]\nname = "rey"\n',
-        "unknown engine; found rey; expected local or ray",
-        "Did you mean 'ray'?",
-    ),
-    "an address of no engine": (
-        STORE + '[engine]\naddress = "auto"\n',
-        "the local engine accepts no address; found auto",
-        "Add --engine ray.",
-    ),
-    "an unknown key of the engine": (
-        STORE + "[engine]\nadress = 'a'\n",
-        "'adress' in [engine]",
-        "'address'?",
-    ),
-    "no store": ("[verify]\n", "store is missing", ""),
-    "no inputs": (STORE + "[convert]\n", "convert.inputs is missing", ""),
-    "a text for a number": (
-        STORE + '[shuffle]\nseed = "x"\n',
-        "shuffle.seed",
-        "found 'x'; expected a whole number",
-    ),
-    "a text for a list": (
-        STORE + '[convert]\ninputs = "a"\n',
-        "convert.inputs",
-        "found 'a'; expected a list",
-    ),
-    "a number for a section": (STORE + "shuffle = 3\n", "shuffle", "found 3; expected a section"),
-    "a fraction for a number": (STORE + "[shuffle]\nseed = 1.5\n", "shuffle.seed", "expected a whole number"),
-    "no choice": (STORE + "[load]\nmode = 'fast'\n", "load.mode", "expected 'games', 'exact' or 'stream'"),
-    "a number for a text": ("store = 1\n", "store", "found 1; expected text"),
-    "a size without a unit": (STORE + '[shuffle]\nmemory = "2"\n', "not a size; found '2'", "such as 1GB"),
-    "a config of live": ("watch = false\n", "a config of hexdata live", "`hexdata live DIRECTORY --config "),
-    "no size": (STORE + '[export]\nmemory = "1 giga"\n', "not a size; found '1 giga'", "such as 1GB"),
-    "a list for a size": (STORE + "[export]\nmemory = [1]\n", "export.memory", "found [1]"),
-    "out of range": (STORE + '[convert]\ninputs = ["a"]\nval = 2.0\n', "must leave games for train", "2.0"),
-    "an unknown word": (STORE + '[export]\nlayout = "block"\n', "layout", "block"),
-    "no TOML": ("store =\n", "not valid TOML", "line 1"),
-    "deep brackets": ("a = " + "[" * 100_000, "not valid TOML", "brackets nested too deeply"),
-    "many digits": (f"a = {'9' * 5_000}", "not valid TOML", "4300 digits"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("case", WRONG, ids=[text[:40] for text, *_ in WRONG])
 def test_an_invalid_config_is_an_error_with_key_and_value(case, config):
-    text, *parts = WRONG[case]
+    text, *parts = case
     path = config(text)
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert caught.value.path == str(path)
     assert all(part in str(caught.value) for part in parts), caught.value
-
-
-def test_an_option_that_fails_in_a_stage_names_the_config(config):
-    path = config(STORE + '[shuffle]\nmemory = "1kB"\n')
-    with pytest.raises(BudgetError) as caught:
-        load_config(path)
-    assert caught.value.path == str(path)
 
 
 def test_a_missing_or_unreadable_config_is_an_error(tmp_path):
@@ -194,15 +142,6 @@ def test_a_missing_or_unreadable_config_is_an_error(tmp_path):
     (tmp_path / "binary.toml").write_bytes(b'store = "\xff"')
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(tmp_path / "binary.toml")
-
-
-def test_line_ends_are_those_of_toml(tmp_path):
-    path = tmp_path / "a.toml"
-    path.write_bytes(b'\xef\xbb\xbfstore = "s"\r\n[shuffle]\r\nseed = 3\n')
-    assert load_config(path).shuffle.seed == 3
-    path.write_bytes(b'store = "s"\n[shuffle]\rseed = 3\n')
-    with pytest.raises(ConfigError, match="not valid TOML"):
-        load_config(path)
 
 
 # Running.
@@ -253,16 +192,6 @@ def test_a_run_executes_all_stages_in_order(tmp_path, legacy):
     assert begun
 
 
-@pytest.mark.parametrize("load", ["[load]", '[load]\nmode = "games"\ncheck = "digests"'])
-def test_a_run_can_load_the_games_of_a_converted_store(tmp_path, config, legacy, load):
-    path = config(f'store = "{tmp_path / "s"}"\n[convert]\ninputs = ["{legacy}"]\nworkers = 1\n{load}\n')
-    result = run_config(load_config(path))
-    convert, loaded = result.stages
-    assert (convert.stage, loaded.stage) == ("convert", "load")
-    assert 0 < loaded.positions < convert.positions  # the training split
-    assert (result.quality, result.verdict) == (None, None)
-
-
 def test_a_run_fails_if_its_engine_is_not_available(tmp_path, config):
     """In a new process, because this one may be connected to a cluster. Nothing listens at the address."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
@@ -274,33 +203,8 @@ def test_a_run_fails_if_its_engine_is_not_available(tmp_path, config):
         environment = {**os.environ, "RAY_ADDRESS": address}
         run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert run.returncode == 1
-    assert "the Ray cluster does not answer" in run.stderr
+    assert "cannot use the Ray cluster" in run.stderr
     assert address in run.stderr.replace("\n", "")
-
-
-def test_a_report_is_written_to_the_path_in_its_section(tmp_path, legacy, config):
-    page = tmp_path / "page.html"
-    text = f'store = "{tmp_path / "store"}"\n[convert]\ninputs = ["{legacy}"]\n'
-    result = run_config(
-        load_config(config(text + f'[report]\noutput = "{page}"\nmemory = "500 MB"\nthreads = 1\n'))
-    )
-    assert [stage.stage for stage in result.stages] == ["convert", "report"]
-    assert result.stages[1].path == str(page)
-    assert result.verdict.headline == "Converted and complete. Not shuffled yet."
-    assert page.exists()
-    assert not (tmp_path / "store" / "report.html").exists()
-
-
-def test_a_second_run_has_nothing_to_do(tmp_path, legacy):
-    config = whole_config(tmp_path / "store", legacy)
-    run_config(config)
-    page = tmp_path / "store" / "report.html"
-    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*") if path.suffix}
-    del files[page]  # the report is written again in each run
-    assert len(files) > 8
-    again = run_config(config)
-    assert {path: path.stat().st_mtime_ns for path in files} == files
-    assert [stage.stage for stage in again.stages] == EVERY_STAGE
 
 
 def test_an_absent_section_is_a_stage_that_is_not_run(tmp_path, legacy):
@@ -312,57 +216,6 @@ def test_an_absent_section_is_a_stage_that_is_not_run(tmp_path, legacy):
     assert [stage.stage for stage in run_config(Config(store=whole.store, shuffle=whole.shuffle)).stages] == [
         "shuffle"
     ]
-
-
-def test_a_run_compares_the_sources_of_a_round_trip(tmp_path, legacy):
-    whole = whole_config(tmp_path / "store", legacy)
-    section = pipeline.VerifySection(round_trip=[str(legacy)])
-    config = Config(store=whole.store, convert=whole.convert, verify=section)
-    assert run_config(config).stages[-1].stage == "verify"
-    other = tmp_path / "other.trmph"
-    write_trmph(other, demo_games(3, seed=2, board_size=5), 5)
-    convert = pipeline.ConvertSection(inputs=[str(legacy), str(other)], workers=1)
-    with pytest.raises(
-        VerifyError, match=r"1 of 2 sources are not restored exactly; found .*/other\.trmph: the file"
-    ):
-        run_config(Config(store=whole.store, convert=convert, verify=section))
-
-
-def test_pickles_are_exported_before_verify(tmp_path, legacy, config):
-    path = config(
-        f'store = "{tmp_path / "store"}"\n[convert]\ninputs = ["{legacy}"]\n'
-        f'[pickles]\norder = "original"\nlevel = 1\n[verify]\nround_trip = ["{legacy}"]\n'
-    )
-    result = run_config(load_config(path))
-    assert [stage.stage for stage in result.stages] == ["convert", "pickles", "verify"]
-    assert result.stages[1].positions == result.stages[0].positions
-    assert [path.name for path in Path(result.stages[1].path).rglob("*.gz")] == ["a_processed.pkl.gz"]
-
-
-def test_the_quality_is_measured_once_and_with_or_without_a_verification(tmp_path, legacy):
-    whole = whole_config(tmp_path / "store", legacy)
-    verified = run_config(
-        Config(store=whole.store, convert=whole.convert, shuffle=whole.shuffle, verify=whole.verify)
-    )
-    alone = run_config(Config(store=whole.store, shuffle=whole.shuffle))
-    assert verified.quality == alone.quality
-    assert alone.quality["neighbours-1"].before > 0.8
-
-
-def test_a_stage_that_fails_ends_the_run(tmp_path, legacy):
-    whole = whole_config(tmp_path / "store", legacy)
-    with pytest.raises(StoreError, match="no shuffle stage yet"):
-        run_config(Config(store=whole.store, convert=whole.convert, export=whole.export, load=whole.load))
-
-
-def test_the_demo_runs_as_a_config(tmp_path, monkeypatch):
-    """Real board size, every layout and every stage, on one core so that no process has to start."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0}, raising=False)
-    result = run_config(demo_config(tmp_path, DemoOptions(games=16), seed=3))
-    stages = {stage.stage: stage for stage in result.stages}
-    assert list(stages) == ["demo", *EVERY_STAGE]
-    assert stages["demo"].games == stages["convert"].games == 16
-    assert stages["demo"].positions == stages["convert"].positions
 
 
 @pytest.mark.parametrize(

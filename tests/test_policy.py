@@ -13,36 +13,28 @@ from hexdata.schema import POLICY_TYPE
 CELLS = 9
 
 
-def dense_policies() -> np.ndarray:
+def test_policies_survive_bit_for_bit():
+    """As sparse policies, and in Arrow columns, also sliced and in chunks."""
     random = np.random.default_rng(0)
-    policies = (random.random((6, CELLS)) * (random.random((6, CELLS)) < 0.4)).astype(np.float32)
-    policies[2] = 0
-    policies[0, 3] = -0.0
-    return policies
-
-
-def test_dense_policies_survive_bit_for_bit():
-    dense = dense_policies()
+    dense = (random.random((6, CELLS)) * (random.random((6, CELLS)) < 0.4)).astype(np.float32)
+    dense[2], dense[0, 3] = 0, -0.0
     sparse = SparsePolicies.from_dense(dense)
     assert sparse.to_dense(CELLS).tobytes() == dense.tobytes()
     assert sparse.take(np.array([5, 2, 0])).to_dense(CELLS).tobytes() == dense[[5, 2, 0]].tobytes()
     assert len(SparsePolicies.from_dense(dense[:0])) == 0
 
-
-def test_arrow_columns_survive_also_sliced_and_in_chunks():
-    dense = dense_policies()
     valid = np.array([True, False, True, True, False, True, True, True])
-    column = SparsePolicies.from_dense(dense).to_arrow(valid)
-    assert column.type == POLICY_TYPE
-    assert column.null_count == 2
-    rows, read = SparsePolicies.from_arrow(column, CELLS)
-    assert rows.tolist() == np.flatnonzero(valid).tolist()
-    assert read.to_dense(CELLS).tobytes() == dense.tobytes()
-    rows, read = SparsePolicies.from_arrow(column.slice(3, 3), CELLS)
-    assert rows.tolist() == [0, 2]
-    assert read.to_dense(CELLS).tobytes() == dense[2:4].tobytes()
+    column = sparse.to_arrow(valid)
+    assert (column.type, column.null_count) == (POLICY_TYPE, 2)
     chunks = pa.chunked_array([column.slice(0, 2), column.slice(2)])
-    assert SparsePolicies.from_arrow(chunks, CELLS)[1].to_dense(CELLS).tobytes() == dense.tobytes()
+    for part, rows, expected in (
+        (column, np.flatnonzero(valid), dense),
+        (chunks, np.flatnonzero(valid), dense),
+        (column.slice(3, 3), [0, 2], dense[2:4]),
+    ):
+        found, read = SparsePolicies.from_arrow(part, CELLS)
+        assert found.tolist() == list(rows)
+        assert read.to_dense(CELLS).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(

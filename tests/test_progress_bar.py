@@ -46,27 +46,6 @@ def test_rate_time_left_and_memory_have_labels_and_fit(width):
     assert "memory" not in finished
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_a_long_name_of_a_stage_cuts_nothing_else(width):
-    file = io.StringIO()
-    with ProgressBar(Console(file=file, width=width, force_terminal=True, color_system=None)) as bar:
-        bar.begin("listing the positions of scattered games", 97_000_000, "positions")
-        for _ in range(3):
-            time.sleep(0.01)
-            bar.advance(30_000)
-        bar.begin("scatter", 97_000_000_000, "positions")
-        for _ in range(3):
-            time.sleep(0.01)
-            bar.advance(12_000)
-        bar._bar.refresh()
-    lines = [line.rstrip() for line in re.split(r"[\r\n]|\x1b\[[0-9;?]*[a-zA-Z]", file.getvalue())]
-    assert max(map(len, lines)) <= width
-    name = "listing the p" if width < 80 else "listing the posi"
-    for start in (name, "scatter"):
-        last = next(line for line in reversed(lines) if line.startswith(start))
-        assert re.search(r"\d+% .*[\d,]+( positions)?/s +[\d:]+ left +memory [\d.]+ [MG]B$", last)
-
-
 class Handle:
     def __init__(self, data):
         self.updates = [data]
@@ -113,61 +92,3 @@ def test_a_notebook_shows_one_output_that_is_updated_and_remains(notebook, capsy
     assert "100%" in texts[-1].splitlines()[1], "a stage of unknown length is complete at the end"
     assert "\x1b" not in "".join(texts)
     assert capsys.readouterr().err == "note: a note\n"
-
-
-def test_a_notebook_shows_where_a_failed_stage_stopped(notebook):
-    def fail():
-        with ProgressBar() as bar:
-            bar.begin("sort", 1_000, "positions")
-            time.sleep(0.01)
-            bar.advance(250)
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    last = notebook[0].updates[-1]["text/plain"]
-    assert re.search(r"sort .* 25% .*stopped$", last)
-    assert "left" not in last
-
-
-CELL = """
-import time
-from hexdata import ProgressBar
-with ProgressBar() as bar:
-    bar.note("a note")
-    bar.begin("sort", 1_000, "positions")
-    for _ in range(4):
-        time.sleep(0.6)
-        bar.advance(250)
-"""
-
-
-@pytest.mark.slow
-def test_a_kernel_shows_a_note_and_one_output():
-    """Other outputs of the cell would be empty lines in the notebook."""
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-    note, bar = notebook.cells[0].outputs
-    assert note["text"] == "note: a note\n"
-    assert re.search(r"^sort .*100% [\d,]+ positions/s$", bar["data"]["text/plain"])
-    assert list(bar["data"]) == ["text/plain"]
-
-
-def test_a_notebook_is_not_updated_at_every_step(notebook, monkeypatch):
-    monkeypatch.setattr("hexdata.progress_bar._NOTEBOOK_SECONDS", 1_000.0)
-    bar = ProgressBar()
-    bar.begin("sort", 10_000, "positions")
-    for _ in range(10_000):
-        bar.advance(1)
-    assert len(notebook[0].updates) == 1
-
-
-def test_without_a_terminal_only_notes_are_printed(capsys):
-    with ProgressBar() as bar:
-        bar.begin("sort", 2, "positions")
-        bar.advance(2)
-        bar.note("x" * 200)
-    assert capsys.readouterr() == ("", f"note: {'x' * 200}\n")

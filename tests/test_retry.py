@@ -1,92 +1,48 @@
-"""Retries after temporary errors, on a clock that the test sets."""
+"""Retries after temporary errors."""
 
 from __future__ import annotations
 
-import pickle
+import errno
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 
 from hexdata import retry
-from hexdata.errors import ConfigError
-from hexdata.retry import RetryPolicy, attempts_of, with_attempts
+from hexdata.retry import RetryPolicy
 
 
-class Clock:
-    """Replaces the clock that policies read; waiting sets it forward."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: self.now))
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-    def failing(self, seconds: float, begun: list[float]) -> Callable[[], None]:
-        """Return a function that notes when it began and fails after ``seconds``."""
-
-        def fail() -> None:
-            begun.append(self.now - 1000)
-            self.wait(seconds)
-            raise TimeoutError("no answer")
-
-        return fail
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each wait, which take no time."""
+    waited: list[float] = []
+    monkeypatch.setattr(retry.time, "sleep", waited.append)
+    return waited
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        (14, [0, 15]),  # a third attempt would end at 45
-        (5, [0, 6, 13, 22]),  # a fifth would end at 40
-        (0, [0, 1, 3, 7, 15]),
-        (40, [0, 41]),  # the second attempt is always made
-    ],
-)
-def test_no_attempt_would_end_after_the_deadline(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, expected: list[float]
-) -> None:
-    clock, begun = Clock(monkeypatch), list[float]()
-    policy = RetryPolicy(attempts=99, first_wait=1, deadline=30)
-    with pytest.raises(TimeoutError) as caught:
-        policy.call(clock.failing(seconds, begun), is_temporary=lambda _: True, sleep=clock.wait)
-    assert begun == expected
-    attempts = attempts_of(caught.value)
-    assert attempts == (len(begun), begun[-1] + seconds)
-    assert attempts_of(pickle.loads(pickle.dumps(caught.value))) == attempts
+def failing(*numbers: int) -> Callable[[], str]:
+    """Return a function that raises these errors in turn and then succeeds."""
+    coming = iter(numbers)
+
+    def call() -> str:
+        if number := next(coming, 0):
+            raise OSError(number, "no")
+        return "done"
+
+    return call
 
 
-def test_policies_within_policies_do_not_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, begun = Clock(monkeypatch), list[float]()
-    inner, outer = RetryPolicy(attempts=3, first_wait=1), RetryPolicy(attempts=5)
-
-    def attempt() -> None:
-        try:
-            inner.call(clock.failing(0, begun), is_temporary=lambda _: True, sleep=clock.wait)
-        except TimeoutError as error:
-            raise OSError("converted") from error
-
-    with pytest.raises(OSError, match="converted"):
-        outer.call(attempt, is_temporary=lambda _: True, sleep=clock.wait)
-    assert begun == [0, 1, 3]
+def test_waits_double_up_to_the_maximum(waits: list[float]) -> None:
+    policy = RetryPolicy(attempts=7, first_wait=0.5, longest_wait=3.0)
+    assert policy.call(failing(*[errno.EIO] * 5)) == "done"
+    assert waits == [0.5, 1.0, 2.0, 3.0, 3.0]
+    waits.clear()
+    with pytest.raises(OSError, match="no"):
+        policy.call(failing(*[errno.EIO] * 9))
+    assert len(waits) == 6
 
 
-def test_attempts_in_messages() -> None:
-    with pytest.raises(OSError, match="no") as caught:
-        RetryPolicy(attempts=1).call(lambda: fail(OSError("no")), is_temporary=lambda _: True)
-    assert with_attempts("no", caught.value) == "no"
-    with pytest.raises(OSError, match="no") as caught:
-        RetryPolicy(attempts=3, first_wait=0).call(lambda: fail(OSError("no")), is_temporary=lambda _: True)
-    assert with_attempts("no", caught.value) == "no, after 3 attempts in 0 s"
-    with pytest.raises(ValueError, match="no") as final:
-        RetryPolicy().call(lambda: fail(ValueError("no")))
-    assert with_attempts("no", final.value) == "no"
-
-
-def fail(error: Exception) -> None:
-    raise error
-
-
-def test_a_deadline_is_not_negative() -> None:
-    with pytest.raises(ConfigError, match="must not be negative"):
-        RetryPolicy(deadline=-1)
+def test_policies_within_policies_do_not_multiply(waits: list[float]) -> None:
+    inner, outer = RetryPolicy(attempts=3), RetryPolicy(attempts=5)
+    with pytest.raises(OSError, match="no"):
+        outer.call(lambda: inner.call(failing(*[errno.EIO] * 99)))
+    assert len(waits) == 2

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from hexdata import system
 
@@ -18,15 +14,11 @@ PACKAGE = Path(system.__file__).parent
 
 def test_a_lock_excludes_other_files_that_are_open(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with path.open("wb") as first, path.open("rb") as second, path.open("rb") as third:
-        system.lock_file(first)
-        with pytest.raises(BlockingIOError):
-            system.lock_file(second, shared=True)
-        system.unlock_file(first)
-        system.lock_file(second, shared=True)
-        system.lock_file(third.fileno(), shared=True)
-        with pytest.raises(BlockingIOError):
-            system.lock_file(first)
+    for _ in range(2):
+        with system.locked(path) as is_held:
+            assert is_held
+            with system.locked(path, wait=False) as is_held_twice:
+                assert not is_held_twice
 
 
 WINDOWS = '''
@@ -34,30 +26,17 @@ WINDOWS = '''
 import builtins, contextlib, ctypes, errno, fcntl, importlib, os, pkgutil, shutil, signal, sys, types
 from pathlib import Path
 
-import duckdb, jinja2, loky, matplotlib.pyplot, numpy, psutil, pyarrow.parquet, rich.console, typer
+import duckdb, jinja2, loky, numpy, psutil, pyarrow.parquet, rich.console, typer
 import tarfile, tempfile, concurrent.futures, multiprocessing, upath, zlib_ng.zlib_ng
 
-state = {"error": 0}
-
-def lock_file_ex(handle, flags, reserved, low, high, overlapped):
-    where = overlapped._obj
-    assert (where.offset_high << 32) + where.offset == 1 << 62 and (low.value, high.value) == (1, 0)
-    kind = fcntl.LOCK_EX if flags.value & 2 else fcntl.LOCK_SH
+def locking(descriptor, mode, count):
+    assert (os.lseek(descriptor, 0, os.SEEK_CUR), count) == (1 << 30, 1)
     try:
-        fcntl.flock(handle.value, kind | (fcntl.LOCK_NB if flags.value & 1 else 0))
+        fcntl.flock(descriptor, (fcntl.LOCK_UN, fcntl.LOCK_EX, fcntl.LOCK_EX | fcntl.LOCK_NB)[mode])
     except BlockingIOError:
-        state["error"] = 33
-        return 0
-    return 1
+        raise PermissionError(errno.EACCES, "another process has locked a part of the file")
 
-def unlock_file_ex(handle, reserved, low, high, overlapped):
-    fcntl.flock(handle.value, fcntl.LOCK_UN)
-    return 1
-
-ctypes.WinDLL = lambda name, use_last_error: types.SimpleNamespace(
-    LockFileEx=lock_file_ex, UnlockFileEx=unlock_file_ex)
-ctypes.get_last_error = lambda: state["error"]
-sys.modules["msvcrt"] = types.SimpleNamespace(get_osfhandle=lambda descriptor: descriptor)
+sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_UNLCK=0, LK_LOCK=1, LK_NBLCK=2)
 os.O_BINARY = os.O_NOINHERIT = 0
 
 def in_use(path):
@@ -104,20 +83,20 @@ from hexdata import system
 
 system.psutil = types.SimpleNamespace(
     Process=lambda pid=None: types.SimpleNamespace(
-        memory_info=lambda: types.SimpleNamespace(peak_wset=1), create_time=lambda: 1.0),
-    Error=psutil.Error, pid_exists=psutil.pid_exists)
+        memory_info=lambda: types.SimpleNamespace(peak_wset=1, rss=1), create_time=lambda: 1.0,
+        children=lambda recursive: []),
+    Error=psutil.Error, pid_exists=psutil.pid_exists, virtual_memory=psutil.virtual_memory)
 from hexdata import Loader
 from hexdata.errors import StoreLockedError
 from hexdata.convert import convert_sources, ConvertOptions
 from hexdata.demo.games import make_games
-from hexdata.progress import SILENT
+from hexdata.store import Store
 from hexdata.export import ExportOptions, export_shards
 from hexdata.export.pickles import PicklesOptions, export_pickles
 from hexdata.formats.trmph import write_trmph
-from hexdata.browse.index import open_index
+from hexdata.browse.library import BrowseOptions, Library
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.storage.local import _TEMPORARY_SUFFIX
-from hexdata.store import Store
 from hexdata.verify import verify_store
 
 folder = Path(sys.argv[1])
@@ -138,8 +117,9 @@ for size, mode in (("100kB", "stream"), ("9MB", "exact"), ("9MB", "exact")):
     for copy in copies:
         copy.write_bytes(b"damaged")
 os.environ["HEXDATA_CACHE"] = str(folder / "index")
-for _ in range(2):
-    assert open_index(Store.open(folder / "store"), SILENT)
+library = Library(folder / "store", BrowseOptions(), lambda _: None)
+assert library.current().splits
+library.close()
 shuffle_store(folder / "store", ShuffleOptions(seed=2))
 export_shards(folder / "store", ExportOptions(workers=1, block_size=64, shard_size=512))
 export_pickles(folder / "store", PicklesOptions(workers=1))
@@ -150,7 +130,7 @@ with Store.open(folder / "store").writing("convert"):
         shuffle_store(folder / "store")
     except StoreLockedError as error:
         print(positions, error)
-assert system.has_ended(2**22 + 1) and not system.has_ended(os.getpid())
+assert system.has_ended(2**22 + 1) and not system.has_ended(os.getppid())
 '''
 
 
@@ -170,67 +150,3 @@ def test_all_stages_run_with_the_branches_for_windows(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "was not written" not in done.stderr
     assert "another process is writing to this store" in done.stdout
-
-
-UNIX_MODULES = ("fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
-UNIX_NAMES = (
-    *("chown", "fork", "getegid", "geteuid", "getpgid", "getuid", "killpg", "mkfifo", "openpty", "pread"),
-    *("sched_getaffinity", "sched_setaffinity", "setsid", "sysconf", "uname"),
-    *(
-        "SIGALRM",
-        "SIGCONT",
-        "SIGHUP",
-        "SIGKILL",
-        "SIGQUIT",
-        "SIGSTOP",
-        "SIGUSR1",
-        "pthread_sigmask",
-        "setitimer",
-    ),
-)
-"""Names of ``os`` and ``signal`` that Windows lacks."""
-COLLECT = '''
-"""Collects test files as Windows would: without the modules and names that only Unix has."""
-import builtins, json, os, signal, sys, types
-import pytest
-
-modules, names, files = map(json.loads, sys.argv[1:])
-on_windows = {module.__name__: types.ModuleType(module.__name__) for module in (os, signal)}
-for module in (os, signal):
-    kept = {name: value for name, value in vars(module).items() if name not in names}
-    vars(on_windows[module.__name__]).update(kept)
-real_import = builtins.__import__
-
-def import_as_windows(name, globals=None, *rest, **options):
-    if (globals or {}).get("__name__", "").startswith(("tests", "_pytest.outcomes")):
-        if name in modules:
-            raise ModuleNotFoundError(name, name=name)
-        if name in on_windows:
-            return on_windows[name]
-    return real_import(name, globals, *rest, **options)
-
-builtins.__import__ = import_as_windows
-sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", *files]))
-'''
-
-
-def test_windows_collects_the_tests(tmp_path: Path) -> None:
-    """If one file could not be imported, no test would run there."""
-    root = PACKAGE.parent
-    only_unix = re.compile(rf"\b({'|'.join([*UNIX_MODULES, *UNIX_NAMES])})\b")
-    files = [
-        path.relative_to(root)
-        for path in sorted((root / "tests").rglob("*.py"))
-        if not {"benchmarks", "fuzz", "conftest.py"} & {*path.parts}
-        and only_unix.search(path.read_text("utf-8"))
-    ]
-    assert len(files) > 20
-    arguments = [json.dumps(each) for each in (UNIX_MODULES, UNIX_NAMES, [*map(str, files)])]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COLLECT, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": str(root)},
-    )
-    assert done.returncode == 0, done.stdout[-3000:]

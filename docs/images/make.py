@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import subprocess
 import sys
@@ -22,9 +23,7 @@ from hexdata.browse import serving
 from hexdata.draw import film_svg
 from hexdata.show import Comparison, Position
 from hexdata.sql import run_query
-from tests.browse.conftest import Page
-from tests.browse.test_browser import Tab
-from tests.report import browser as chromium
+from tests.kit import chromium
 
 IMAGES = Path(__file__).parent
 SHOWN_AS = "/data"
@@ -57,8 +56,7 @@ class Studio:
     def browsing(self, view: str) -> Iterator[None]:
         """Open a view of ``hexdata browse``."""
         with serving(self.store) as address:
-            Page(address).get("api/store")  # waits for the index
-            Tab(self.browser, Page(address)).open(view, width=1100, height=760)
+            self.browser.open_view(address, view, width=1100, height=760)
             yield
 
     def save(self, name: str, first: str = "", last: str = "", *, trim: bool = False) -> None:
@@ -70,7 +68,11 @@ class Studio:
             last: Selector of the last one. Default: the first.
             trim: Whether to remove white margins.
         """
-        picture = Image.open(io.BytesIO(self.browser.screenshot())).convert("RGB")
+        size = self.browser.cdp("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        whole = {"format": "png", "captureBeyondViewport": True, "clip": clip}
+        data = base64.b64decode(self.browser.cdp("Page.captureScreenshot", **whole)["data"])
+        picture = Image.open(io.BytesIO(data)).convert("RGB")
         if first:
             top, bottom = self._box(first)["top"], self._box(last or first)["bottom"]
             picture = picture.crop((0, max(int(top) - 16, 0), picture.width, int(bottom) + 16))
@@ -156,7 +158,7 @@ def browse_openings(studio: Studio) -> None:
 
 def browse_batch(studio: Studio) -> None:
     """Write the boards of a batch after the shuffle."""
-    with studio.browsing("sheet=after&count=16"):
+    with studio.browsing("batches=loader&count=16"):
         studio.save("browse-batch.png")
 
 

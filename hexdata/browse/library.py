@@ -1,195 +1,355 @@
-"""An open store with its index and its SQL session, opened again when the store changes."""
+"""An open store for the page, opened again when the store changes; and its filtered and sorted lists.
+
+A list is found by SQL in the background. It holds the ids of its rows, so that every page of it is read
+equally fast. The ids of a list that is not sorted can be read while the query runs.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from hexdata.browse.index import StoreIndex, open_index
-from hexdata.browse.listing import Listings
-from hexdata.browse.rows import StoreRows
-from hexdata.errors import HexdataError, StoreError
-from hexdata.pool import resident_bytes
+import numpy as np
+
+from hexdata.browse.openings import Openings
+from hexdata.checks import check_fields
+from hexdata.errors import ConfigError, HexdataError
+from hexdata.loader import Loader
+from hexdata.selection.expression import parse_expression
 from hexdata.sql import open_catalog
-from hexdata.storage import AnyPath, storage_of
+from hexdata.sql.run import query_error, start_query
+from hexdata.storage import AnyPath, prefix_of, storage_of
 from hexdata.store import Store
-from hexdata.store.integrity import VERIFY_HINT
-from hexdata.store.limits import QueryLimits
+from hexdata.store.integrity import require_intact_once
 from hexdata.store.manifest import MANIFEST_NAME
-from hexdata.store.session import DuckDBPyConnection
-from hexdata.units import format_bytes, format_duration
+from hexdata.store.session import (
+    QUERY_ERRORS,
+    DuckDBPyConnection,
+    QueryLimits,
+    check_length,
+    read_parquet_sql,
+)
 
-__all__ = ["BrowseLimits", "IndexingError", "Library", "OpenStore"]
-
+KEYS: Final = {"games": "game_id", "positions": "position_id"}
+"""The tables that can be listed, with their keys."""
+_KEPT: Final = 1_000_000
+"""Maximum number of ids that a list holds: the first ones in its order."""
+_LISTS: Final = 8
+"""Number of lists that are kept."""
+_RUNNING: Final = 2
+"""Number of queries that run at the same time: each can use all memory of the session."""
+_ABANDONED: Final = 15.0
+"""Seconds after the last request for a list that is being made, after which it is stopped."""
+_STARTING: Final = 10.0
+"""Seconds until a query must have started: DuckDB computes constants before."""
+_STUCK: Final = 2.0
+"""Seconds after an interrupt, after which a query is left to itself. Some functions never end."""
+_LONGEST: Final = 2_000
+"""Maximum number of characters of a filter or a sort key, which other sites may propose."""
 _CHECKED_EVERY: Final = 3.0
 """Minimum number of seconds between two checks whether the store has changed."""
+_FIELDS: Final = (
+    *("board", "policy", "move", "position_id", "game_id", "position_in_game", "total_positions"),
+    *("player_to_move", "value", "value_sample_tier", "policy_weight"),
+)
+"""Fields of a batch that are facts of a position; the optional columns are others."""
+_BY_COUNT: Final = "GROUP BY ALL ORDER BY count(*) DESC, 1"
 
 
 @dataclass(frozen=True)
-class BrowseLimits(QueryLimits):
-    """Limits of ``hexdata browse``: ``memory`` in bytes and ``threads`` of DuckDB."""
-
-    PURPOSE: ClassVar[str] = "to browse a store"
-    BASE: ClassVar[int] = 450 << 20
-    BUFFERS: ClassVar[int] = 0
-    THREAD: ClassVar[int] = 60 << 20
-    THREAD_BUFFERS: ClassVar[int] = 100 << 20
-    PAGES: ClassVar[int] = 250 << 20
-    """Part of ``BASE`` for the server and for the rows of pages, outside the SQL session."""
-
-
-@dataclass(frozen=True)
-class OpenStore:
-    """A store as it was when it was opened.
+class BrowseOptions(QueryLimits):
+    """Options of :func:`hexdata.browse.browse_store`.
 
     Attributes:
-        rows: Reader of its rows.
-        listings: Its lists.
-        con: SQL session. Use a cursor of it per request.
+        memory: Total memory in bytes. Default 1 GB.
+        threads: Number of DuckDB threads. Default None: one per core, as far as the memory allows.
+        port: Port of the page, 0 for any free one. Default None: 8642, or any free one if it is in use.
+
+    Raises:
+        ConfigError: A value is out of range.
+        BudgetError: The memory is too small.
     """
 
-    store: Store
-    index: StoreIndex
-    rows: StoreRows
-    listings: Listings
-    con: DuckDBPyConnection
+    BASE: ClassVar[int] = 450 << 20
+    THREAD: ClassVar[int] = 60 << 20
+    BUFFERS: ClassVar[int] = 100 << 20
+    PAGES: ClassVar[int] = 250 << 20
+    """Part of ``BASE`` for the server, the openings and the rows of pages, outside the SQL session."""
+
+    port: int | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self, {"port": 0})
+        if self.port is not None and self.port > 65_535:
+            raise ConfigError(f"port is too large; found {self.port}; expected at most 65535")
+        super().__post_init__()
 
 
-class IndexingError(HexdataError):
-    """The index is being built; the page asks again."""
+@dataclass(frozen=True)
+class ListQuery:
+    """The condition and the order of a list.
+
+    Attributes:
+        table: "games" or "positions".
+        filter: SQL condition on a row of the table; empty for all rows. Default "".
+        sort: SQL expression of a number by which the rows are sorted; empty for the id. Default "".
+        descending: Whether the largest come first. Default False.
+
+    Raises:
+        ConfigError: An expression is too long.
+    """
+
+    table: str
+    filter: str = ""
+    sort: str = ""
+    descending: bool = False
+
+    def __post_init__(self) -> None:
+        for name, text in (("filter", self.filter), ("sort key", self.sort)):
+            check_length(f"the {name}", text, _LONGEST)
+
+    @property
+    def is_sorted(self) -> bool:
+        """Whether the rows are in another order than in the table."""
+        return bool(self.sort or self.descending)
+
+    @property
+    def rows_sql(self) -> str:
+        """The query for the ids of all rows, in the order of the table."""
+        # Line feeds, since a filter may end with a comment, which would hide the bracket.
+        return f"SELECT {KEYS[self.table]} FROM {self.table} WHERE (\n{self.filter or 'true'}\n)"
+
+    @property
+    def ids_sql(self) -> str:
+        """The query for the ids of the first rows in the order of the list. Unknown numbers are last."""
+        if not self.is_sorted:
+            return self.rows_sql
+        key = KEYS[self.table]
+        # DuckDB sorts NaN above all numbers; as null it is last in both orders.
+        sort = f"nullif((\n{self.sort or key}\n)::DOUBLE, 'nan'::DOUBLE)"
+        order = "DESC" if self.descending else "ASC"
+        return f"{self.rows_sql} ORDER BY {sort} {order} NULLS LAST, {key} LIMIT {_KEPT}"
 
 
-class Steps:
-    """Progress of the index for the page. The methods are those of ``Progress``."""
+class _List:
+    """A list, and the session in which its query runs.
 
-    def __init__(self, forward: Callable[[str], None]) -> None:
-        self.stage, self.done, self.total, self.unit = "opening the store", 0, 0, ""
-        self._began = time.monotonic()
-        self.stopped = False
-        self._forward = forward
+    Attributes:
+        ids: Ids of the first rows found so far.
+        found: Number of rows found so far, or of all rows.
+        started: Whether the rows of the query are being read.
+        ended: Set when nothing more will be found.
+        error: Error that ended the query; None if there is none.
+        requested: Time of the last request.
+    """
 
-    def begin(self, stage: str, total: int | None, unit: str) -> None:
-        """Start a step."""
-        self.stage, self.done, self.total, self.unit = stage, 0, total or 0, unit
-        self._began = time.monotonic()
-        self._forward(stage)
+    def __init__(self, cursor: DuckDBPyConnection) -> None:
+        self.cursor, self.ended = cursor, threading.Event()
+        self.ids, self.found, self.started = np.empty(0, np.int64), 0, False
+        self.error: HexdataError | None = None
+        self.requested = time.monotonic()
 
-    def advance(self, amount: int) -> None:
-        """Add finished units.
+    def make(self, query: ListQuery, con: DuckDBPyConnection, store: Store) -> None:
+        """Read the rows, until there are no more or the session is interrupted."""
+        try:
+            with closing(self.cursor) as cursor:
+                if query.is_sorted:  # the number of rows, of which only the first are sorted
+                    rows = start_query(cursor, store, f"SELECT count(*) FROM ({query.rows_sql})").batches
+                    self.found = sum(batch[0][0].as_py() for batch in rows)
+                    # start_query has left a transaction open, and begins the next one.
+                    cursor.execute("ROLLBACK")
+                result = start_query(cursor, store, query.ids_sql)
+                # Invalid SQL has failed above, with the message of DuckDB. This finds texts that close the
+                # brackets, such as "true) UNION SELECT (1".
+                for text in filter(None, (query.filter, query.sort)):
+                    with closing(con.cursor()) as parsing:
+                        parse_expression(parsing, text)
+                self.started = True
+                for batch in result.batches:
+                    self.found += 0 if query.is_sorted else batch.num_rows
+                    # A new array each time, because requests read the old one meanwhile.
+                    self.ids = np.concatenate([self.ids, batch[0].to_numpy()[: _KEPT - len(self.ids)]])
+        except HexdataError as fault:
+            self.error = fault
+        except ValueError as fault:  # of parse_expression, which may add a hint as a second argument
+            self.error = ConfigError(f"the filter or the sort key is not one expression: {fault.args[0]}")
+        except BaseException as fault:  # noqa: BLE001  # the reader must see it, the thread has no caller
+            self.error = ConfigError("the list cannot be made", found=str(fault).partition("\n")[0])
+        self.ended.set()
 
-        Raises:
-            IndexingError: The server ends.
-        """
-        if self.stopped:
-            raise IndexingError("the index is not needed any more")
-        self.done += amount
 
-    def note(self, message: str) -> None:
-        """Pass on a message."""
-        self._forward(message)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the step, its share done, from 0 to 1, and its rate, time left and memory as texts."""
-        done, total = self.done, self.total
-        facts, passed = [], time.monotonic() - self._began
-        if done and passed:
-            facts.append(f"{done / passed:,.0f} {self.unit}/s")
-        if 0 < done < total:
-            facts.append(f"{format_duration(passed / done * (total - done))} left")
-        facts.append(f"memory {format_bytes(resident_bytes())}")
-        return {"stage": self.stage, "share": min(1.0, done / total) if total else 0.0, "facts": facts}
-
-
-class Library:
-    """The store that the page shows. Thread-safe.
+class OpenStore:
+    """A store as it was when it was opened. Its tables are compared with their digests. Thread-safe.
 
     Args:
         path: Folder or address of the store.
         limits: Memory and threads.
-        note: Called with each step of building an index, from a thread of its own.
+        stack: Closes the SQL session.
+
+    Attributes:
+        store: The store.
+        size: Board size; 0 for a store without positions.
+        con: SQL session. Use a cursor of it per request.
+        is_closed: Set when nobody reads the store any more.
+        openings: The first moves of its games.
+        sources: Name of each source, by its id.
+        flags: Number of games with each flag, the most frequent first.
+        reasons: Number of rejected records by reason, the most frequent first.
+        splits: Number of positions of the games of each split.
     """
 
-    def __init__(self, path: AnyPath, limits: BrowseLimits, note: Callable[[str], None]) -> None:
+    def __init__(self, path: AnyPath, limits: BrowseOptions, stack: ExitStack) -> None:
+        self.store = Store.open(path)
+        self.size = self.store.manifest.board_size or 0
+        for table in ("games", "positions", "rejected", "sources"):
+            # Once for each opened store, so that no request waits for digests.
+            require_intact_once(self.store, self.store.manifest.files_in(table))
+        memory = limits.memory - limits.PAGES
+        self.con = stack.enter_context(open_catalog(self.store, memory=memory, threads=limits.threads))
+        self.openings, self.is_closed = Openings(self.store), False
+        self.sources, self.flags, self.reasons, self.splits = (
+            dict(self.con.execute(f"SELECT {query}").fetchall())
+            for query in (
+                "source_id, name FROM sources",
+                f"flag, count(*) FROM (SELECT unnest(flags) AS flag FROM games) {_BY_COUNT}",
+                f"reason, count(*) FROM rejected {_BY_COUNT}",
+                "split, sum(positions)::BIGINT FROM games WHERE positions > 0 GROUP BY split",
+            )
+        )
+        self._loaders: dict[str, Loader] = {}
+        self._opening = threading.Lock()
+        self._lists: OrderedDict[ListQuery, _List] = OrderedDict()
+        self._lock, self._slots = threading.Lock(), threading.Semaphore(_RUNNING)
+
+    def query(self, text: str, **values: object) -> list[dict[str, Any]]:
+        """Return the rows of a query of hexdata's over the views of the store."""
+        with closing(self.con.cursor()) as cursor:
+            try:
+                found = cursor.execute(text, values)
+                names = [column[0] for column in found.description]
+                return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+            except QUERY_ERRORS as error:
+                raise query_error(str(error), prefix_of(self.store.path.resolve())) from error
+
+    def read(self, table: str, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the rows of a table with these ids, in their order. An id is the index of its row."""
+        if not ids:
+            return []
+        rows, key = self.store.rows(table), KEYS[table]
+        # Only files with these rows: DuckDB reads the footer of each file. Statistics skip other row groups.
+        parts = [rows.part(number, number + 1).files for number in ids]
+        files = read_parquet_sql(sorted({path.resolve() for part in parts for path, _ in part}))
+        found = self.query(f"FROM {files} WHERE {key} IN ({', '.join(map(str, ids))})")
+        return sorted(found, key=lambda row: ids.index(row[key]))
+
+    def loader(self, split: str) -> Loader:
+        """Return ``Loader(store, split=split, mode="games")``, with the fields that a board shows.
+
+        The first call opens it, which takes about a minute for 100 million positions.
+        """
+        with self._opening:
+            if split not in self._loaders:
+                fields = [*dict.fromkeys((*_FIELDS, *self.store.manifest.targets))]
+                options: dict[str, Any] = {"mode": "games", "board": "packed", "fields": fields}
+                self._loaders[split] = Loader(self.store.path, split=split, **options)
+            return self._loaders[split]
+
+    def listed(self, query: ListQuery, wait: float) -> _List:
+        """Return a list, which is made in the background if it is new.
+
+        Args:
+            query: What the list contains.
+            wait: Seconds to wait until the list is complete.
+
+        Raises:
+            ConfigError: The filter or the sort key is not a valid expression.
+            StoreError: A file of the store is damaged.
+        """
+        with self._lock:
+            found = self._lists.get(query)
+            if found is None or found.error is not None:  # after an error, try again
+                found = self._lists[query] = _List(self.con.cursor())
+                threading.Thread(target=self._watch, args=(query, found), daemon=True).start()
+            self._lists.move_to_end(query)
+            # The query of a list that is removed here stops when nobody has asked for it for some seconds.
+            while len(self._lists) > _LISTS:
+                self._lists.popitem(last=False)
+        found.requested = time.monotonic()
+        # Outside of the lock, so that requests for other lists do not wait.
+        found.ended.wait(wait)
+        if found.error is not None:
+            raise found.error
+        return found
+
+    def _watch(self, query: ListQuery, found: _List) -> None:
+        """Make a list in a thread; stop it if it does not start or nobody asks for it any more."""
+        with self._slots:
+            # The time spent waiting for a slot does not count.
+            begun = time.monotonic()
+            # A daemon, because a function of DuckDB that never ends must not keep the process alive.
+            worker = threading.Thread(target=found.make, args=(query, self.con, self.store), daemon=True)
+            worker.start()
+            while not found.ended.wait(0.1):
+                now = time.monotonic()
+                is_slow = now - begun > _STARTING and not found.started
+                if is_slow or now - found.requested > _ABANDONED or self.is_closed:
+                    found.cursor.interrupt()
+                    worker.join(_STUCK)
+                    break
+            if not found.ended.is_set():
+                found.error = ConfigError("computing the filter or the sort key takes too long")
+                found.ended.set()
+
+
+class Library:
+    """The store that the page shows, opened by the first request. Thread-safe.
+
+    Args:
+        path: Folder or address of the store.
+        limits: Memory and threads.
+        note: Called when the store is opened.
+    """
+
+    def __init__(self, path: AnyPath, limits: BrowseOptions, note: Callable[[str], None]) -> None:
         self._path, self._limits, self._note = path, limits, note
         self._lock = threading.Lock()
         self._stack = ExitStack()
         self._open: OpenStore | None = None
-        self._error: HexdataError | None = None
-        self._thread: threading.Thread | None = None
         self._version, self._checked = "", 0.0
-        self.steps = Steps(note)
-
-    def start(self) -> None:
-        """Open the store in the background."""
-        with self._lock:
-            self._start()
 
     def current(self) -> OpenStore:
-        """Return the open store.
+        """Return the open store. It is opened again if it has changed; other requests then wait.
 
         Raises:
-            IndexingError: Its index is being built.
             HexdataError: It cannot be opened. The next call tries again.
         """
         with self._lock:
-            now = time.monotonic()
-            if self._thread is None and now - self._checked > _CHECKED_EVERY:
-                self._checked = now
-                if self._open is None or storage_of(self._path / MANIFEST_NAME).version() != self._version:
-                    self._start()
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            if self._open is None or self._thread is not None:
-                raise IndexingError("the index is being built")
+            manifest = storage_of(self._path / MANIFEST_NAME)
+            if time.monotonic() - self._checked > _CHECKED_EVERY and manifest.version() != self._version:
+                self._close()
+            if self._open is None:
+                self._note(f"opening {self._path}")
+                # Before the store is opened: a change while it is opened is noticed by a later request.
+                self._version = manifest.version()
+                with ExitStack() as stack:  # closed on an error, which the session translates
+                    self._open = OpenStore(self._path, self._limits, stack)
+                    self._stack = stack.pop_all()
+            self._checked = time.monotonic()
             return self._open
 
-    def wait(self) -> None:
-        """Wait until the store has been opened, or has failed to open."""
-        while (thread := self._thread) is not None:
-            thread.join()
-
     def close(self) -> None:
-        """Stop building the index, and end the SQL session."""
-        self.steps.stopped = True
-        self.wait()
+        """End the SQL session."""
         with self._lock:
             self._close()
-
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._build, daemon=True)
-            self._thread.start()
-
-    def _build(self) -> None:
-        opened, error, version = None, None, ""
-        stack = ExitStack()
-        try:
-            version = storage_of(self._path / MANIFEST_NAME).version()
-            store = Store.open(self._path)
-            index = open_index(store, self.steps)
-            memory = self._limits.memory - self._limits.PAGES
-            con = stack.enter_context(open_catalog(store, memory=memory, threads=self._limits.threads))
-            opened = OpenStore(store, index, StoreRows(store, index), Listings(con, store), con)
-        except HexdataError as found:
-            error = found
-        except Exception as found:  # noqa: BLE001  # a thread has no caller, and the page must see it
-            error = StoreError(
-                "the store cannot be opened", path=self._path, found=repr(found), hint=VERIFY_HINT
-            )
-        with self._lock:
-            self._close()
-            self._open, self._error, self._stack, self._version = opened, error, stack, version
-            self._checked = time.monotonic()
-            self._thread = None
 
     def _close(self) -> None:
         if self._open is not None:
-            self._open.listings.close()
+            self._open.is_closed = True
         self._open = None
         with suppress(Exception):  # a function that cannot be interrupted keeps its session until the end
             self._stack.close()

@@ -7,11 +7,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from hexdata.browse.library import BrowseLimits, Library
-from hexdata.checks import check_fields
+from hexdata.browse.library import BrowseOptions, Library
 from hexdata.errors import ConfigError
 from hexdata.extras import installed_by
 from hexdata.storage import AnyPath
@@ -20,34 +18,9 @@ from hexdata.store import Store
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["BrowseOptions", "browse_store", "serving"]
-
 LOOPBACK: Final = "127.0.0.1"
 _PORT: Final = 8642
 """Port that is tried first, so that copied links are valid the next time."""
-
-
-@dataclass(frozen=True)
-class BrowseOptions:
-    """Options of :func:`browse_store`.
-
-    Attributes:
-        port: Port of the page, 0 for any free one. Default None: 8642, or any free one if it is in use.
-        memory: Total memory in bytes. Default 1 GB.
-
-    Raises:
-        ConfigError: A value is out of range.
-        BudgetError: The memory is too small.
-    """
-
-    port: int | None = None
-    memory: int = 1_000_000_000
-
-    def __post_init__(self) -> None:
-        check_fields(self, {"port": 0, "memory": 0})
-        if self.port is not None and self.port > 65_535:
-            raise ConfigError("port is too large", found=self.port, expected="at most 65535")
-        BrowseLimits(self.memory)
 
 
 def browse_store(
@@ -59,14 +32,13 @@ def browse_store(
 ) -> None:
     """Serve a page on this machine that shows the games and positions of a store, until Ctrl-C.
 
-    The index of the store is built in the background if there is none in the cache folder. The store is only
-    read.
+    The store is opened by the first request, and only read.
 
     Args:
         store: Folder or address of the store.
         options: Port and memory. Default None: the defaults.
         ready: Called once with the address of the page (default: print it).
-        note: Called with each step of building the index (default: not called).
+        note: Called when the store is opened (default: not called).
 
     Raises:
         ConfigError: The port is in use, or Starlette or uvicorn is not installed.
@@ -106,19 +78,13 @@ def _prepared(
     from hexdata.browse.app import make_app
 
     opened = Store.open(store)
-    library = Library(opened.path, BrowseLimits(options.memory), note)
-    config = uvicorn.Config(
-        make_app(library, opened.path.resolve().name),
-        lifespan="off",
-        log_level="error",
-        access_log=False,
-        server_header=False,
-        ws="none",
-        timeout_graceful_shutdown=1,
-    )
+    library = Library(opened.path, options, note)
+    app = make_app(library, opened.path.resolve().name)
+    quiet = {"log_level": "error", "access_log": False, "server_header": False}
+    # A browser keeps its connections open, so Ctrl-C waits for them at most one second.
+    config = uvicorn.Config(app, lifespan="off", ws="none", timeout_graceful_shutdown=1, **quiet)  # type: ignore[arg-type]
     with _listen(options.port) as listening:
         try:
-            library.start()
             yield uvicorn.Server(config), listening, f"http://{LOOPBACK}:{listening.getsockname()[1]}/"
         finally:
             library.close()
@@ -126,20 +92,18 @@ def _prepared(
 
 def _listen(port: int | None) -> socket.socket:
     """Return a socket that listens on the loopback interface."""
-    for tried in (_PORT, 0) if port is None else (port,):
-        listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((LOOPBACK, tried))
-            listening.listen(128)
-        except OSError as error:
-            listening.close()
-            if port is not None or error.errno != errno.EADDRINUSE:
-                raise ConfigError(
-                    "the page cannot be served at this port",
-                    found=f"{tried}: {error.strerror}",
-                    hint="Choose another --port.",
-                ) from error
-            continue
-        return listening
-    raise AssertionError("port 0 is always free")
+    tried = _PORT if port is None else port
+    listening = socket.socket()
+    # Otherwise, connections of a page that has just ended would block its port for a minute.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((LOOPBACK, tried))
+        # Before the address is printed: requests wait until the server runs.
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        if port is None and error.errno == errno.EADDRINUSE:
+            return _listen(0)
+        fault = f"the page cannot be served at this port; found {tried}: {error.strerror}"
+        raise ConfigError(fault, hint="Choose another --port.") from error
+    return listening

@@ -7,18 +7,15 @@ the files. ``croissant`` writes the metadata of Croissant 1.1.
 from __future__ import annotations
 
 import hashlib
-import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 from hexdata.cards.croissant import store_croissant
 from hexdata.cards.readme import shards_readme, store_readme
-from hexdata.errors import HexdataError
 from hexdata.retry import on_disk
-from hexdata.storage import add_path_to_disk_full, storage_of
+from hexdata.storage import storage_of
+from hexdata.storage.errors import add_path_to_error
 from hexdata.store import Store
-from hexdata.store.files import canonical_json, write_bytes
+from hexdata.store.files import canonical_json, may_be_missing, write_bytes
 from hexdata.store.manifest import MANIFEST_NAME
 
 __all__ = ["CARDS", "write_cards"]
@@ -40,31 +37,16 @@ def write_cards(store: Store) -> None:
     folder = storage_of(store.path).local
     if folder is None:
         return
-    try:
-        for name, content in _cards(store, folder):
-            assert name in CARDS
-            assert _MARK in content
-            _write(folder / name, content)
-    except (OSError, HexdataError) as error:
-        warnings.warn(
-            f"{', '.join(CARDS)} were not written, the stage is complete: {error}. Run the stage again to "
-            "write them.",
-            stacklevel=2,
-        )
-
-
-def _cards(store: Store, folder: Path) -> Iterator[tuple[str, bytes]]:
     manifest = store.manifest
-    yield "README.md", store_readme(manifest).encode()
-    digest = hashlib.sha256(on_disk((folder / MANIFEST_NAME).read_bytes)).hexdigest()
-    yield "croissant.json", canonical_json(store_croissant(manifest, digest))
-    if "export" in manifest.stages:
-        yield "shards/README.md", shards_readme(manifest).encode()
-
-
-def _write(path: Path, content: bytes) -> None:
-    found = on_disk(path.read_bytes) if path.exists() else None
-    if found == content or (found is not None and _MARK not in found):
-        return
-    with add_path_to_disk_full(path):
-        write_bytes(path, content)
+    with may_be_missing(", ".join(CARDS)):
+        # croissant.json contains the digest of the manifest, which is therefore saved before.
+        digest = hashlib.sha256(on_disk((folder / MANIFEST_NAME).read_bytes)).hexdigest()
+        cards = [store_readme(manifest).encode(), canonical_json(store_croissant(manifest, digest))]
+        if "export" in manifest.stages:
+            cards.append(shards_readme(manifest).encode())
+        for name, content in zip(CARDS, cards, strict=False):
+            path = folder / name
+            found = on_disk(path.read_bytes) if path.exists() else None
+            if found != content and (found is None or _MARK in found):
+                with add_path_to_error(path):
+                    write_bytes(path, content)

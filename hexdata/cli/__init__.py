@@ -14,42 +14,16 @@ from typing import Any
 
 from typer.main import get_command
 
-from hexdata.cli import (
-    browse,
-    convert,
-    demo,
-    export,
-    info,
-    live,
-    load,
-    report,
-    run,
-    show,
-    shuffle,
-    sql,
-    verify,
-)
-from hexdata.cli.app import INTERRUPTED, Command, app, print_error, print_stderr
+from hexdata.cli import browse, convert, export, info, live, load, report, run, show, shuffle, sql, verify
+from hexdata.cli.app import INTERRUPTED, add_command, app, print_usage
+from hexdata.cli.messages import print_error, print_stderr
 from hexdata.errors import ConfigError, HexdataError
 
 __all__ = ["app", "main"]
 
-for _verb in (
-    demo.demo,
-    run.run,
-    convert.convert,
-    info.info,
-    shuffle.shuffle,
-    export.export,
-    verify.verify,
-    sql.sql,
-    show.show,
-    browse.browse,
-    report.report,
-    load.load,
-    live.live,
-):
-    app.command(_verb.__name__, cls=Command)(_verb)
+add_command(run.demo)
+for _module in (run, convert, info, shuffle, export, verify, sql, show, browse, report, load, live):
+    add_command(vars(_module)[_module.__name__.rpartition(".")[2]])  # each is named after its command
 
 
 def main() -> None:
@@ -57,24 +31,27 @@ def main() -> None:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _as_note
-            _create(next(iter(sys.argv[1:]), None))(prog_name="hexdata")
-    except ConfigError as error:
-        print_error(error)
-        sys.exit(2)
+            sys.exit(_create(next(iter(sys.argv[1:]), None))(prog_name="hexdata", standalone_mode=False))
     except HexdataError as error:
         print_error(error)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)
     except KeyboardInterrupt:  # before the command has started
         print_stderr(f"hexdata: {INTERRUPTED}")
         sys.exit(130)
+    except MemoryError:  # more than ``memory_limit`` allows
+        print_stderr("hexdata: out of memory. Raise --memory.")
+        sys.exit(1)
     except OSError as error:
-        from hexdata.store.disk_space import disk_error_hint
+        from hexdata.storage.errors import disk_error_hint
 
         where = f"{error.filename}: " if error.filename else ""
         hint = disk_error_hint(error)
         print_stderr(f"hexdata: {where}{error.strerror or error}{f'. {hint}' if hint else ''}")
         sys.exit(1)
     except Exception as error:  # noqa: BLE001  # Python would print the message without escaping it
+        if hasattr(error, "format_message"):
+            print_usage(error)
+            sys.exit(2)
         _print_traceback(error)
         sys.exit(1)
 
@@ -94,9 +71,9 @@ def _create(name: str | None) -> Any:
 def _print_traceback(error: Exception) -> None:
     """Print an unexpected error with its traceback, with file names in its message escaped."""
     for part in traceback.format_exception(error):
-        is_frame = part.startswith("  ")  # only frames are split: a message may contain line feeds
-        for line in part.splitlines() if is_frame else [part.rstrip("\n")]:
-            print_stderr(line)
+        # Only frames, which are indented, are split: a message may contain line feeds.
+        for line in part.splitlines() if part.startswith("  ") else [part.rstrip("\n")]:
+            print_stderr(line, whole=True)
 
 
 def _as_note(message: Warning | str, *_: object, **__: object) -> None:

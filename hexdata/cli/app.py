@@ -1,180 +1,116 @@
-"""Parts that the commands share: the application, common options, and the context in which a command runs."""
+"""Parts that the commands share: how a command is declared, and the context in which it runs.
+
+A command is a function. Its parameters have the names, types and defaults of the options, and its docstring
+declares their metavars and helps, in the groups in which ``--help`` shows them.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
-import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import fields
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand
 
 import hexdata
+from hexdata.cli.messages import print_stderr
 from hexdata.errors import without_secrets
-from hexdata.text import did_you_mean, printable, wrap
+from hexdata.text import did_you_mean, printable
+from hexdata.units import parse_bytes
 
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
     from hexdata.engine import Engine
-    from hexdata.errors import HexdataError
     from hexdata.progress_bar import ProgressBar
-    from hexdata.storage import AnyPath
+    from hexdata.storage import AnyPath as AnyPath
+
+    Size = int | str
 else:
-    AnyPath = str
-    """The type that typer sees. ``parse_path`` converts the text."""
+    # Typer evaluates the annotations of commands. Importing the real types would make --help slow.
+    class AnyPath:
+        """A path or an address, which ``as_path`` makes of the text."""
 
-__all__ = [
-    "INTERRUPTED",
-    "RESOURCES",
-    "Address",
-    "AnyPath",
-    "Command",
-    "EngineName",
-    "Json",
-    "Memory",
-    "Seed",
-    "Store",
-    "Threads",
-    "Workers",
-    "app",
-    "command",
-    "interrupted_by_termination",
-    "parse_path",
-    "print_error",
-    "print_stderr",
-    "prints_to_stderr",
-    "using_engine",
-]
+    class Size:
+        """A number of bytes, which ``parse_bytes`` makes of the text."""
 
-INTERRUPTED = "interrupted; run the same command again to resume"
 
-RESOURCES: Final = "Memory and processors"
-"""Group of options in the help of a command."""
-_EXAMPLES: Final = "\nExamples:\n"
+INTERRUPTED = "interrupted; run the same command again to resume or repeat it"
+
+_RESOURCES: Final = "Memory and processors"
+_SHARED: Final = f"""
+Arguments:
+    store STORE: Folder of the store, or its address, such as s3://BUCKET/STORE.
+
+Options:
+    --json: Print the result as one line of JSON.
+    --seed N: Random seed. The same seed gives the same order.
+
+{_RESOURCES}:
+    --workers N: Number of worker processes. Default: 1 for little data, else one per core, if they fit
+        --memory.
+    --memory SIZE: Memory limit of all processes together, such as 700MB or 2GB.
+    --threads N: Number of threads. Default: one per core, if they fit --memory.
+    --engine: Run on this machine or on a Ray cluster.
+    --address HOST:PORT: Address of the Ray cluster, or auto. Default: RAY_ADDRESS, or a new cluster on this
+        machine.
+"""
+"""Parameters of several commands, which a docstring can declare in another way."""
 _PLAIN_MESSAGES: Final = (
     ("Value error, ", ""),
-    ("Input should be greater than or equal to ", "expected at least "),
-    ("Input should be less than or equal to ", "expected at most "),
     ("Input should be a valid integer.*", "expected a whole number"),
     ("Input should be a valid number.*", "expected a number"),
     ("'.*' is not a valid integer.*", "expected a whole number"),
     ("'.*' is not a valid float.*", "expected a number"),
-    (r"\S+ is not in the range x>=(\S+)\.", r"expected at least \1"),
-    (r"\S+ is not in the range (\S+)<=x<=(\S+)\.", r"expected \1 to \2"),
 )
 """Patterns of messages of Typer about values, and the texts instead. Releases differ in their messages."""
 _NOT_A_CHOICE: Final = re.compile(r"'(?P<value>[^']*)' is not one of (?P<choices>'.*')\.$")
-_RANGES: Final = (
-    (re.compile(r"\b([0-9.]+)<=x<=([0-9.]+)\b"), r"\1 to \2"),
-    (re.compile(r"\bx>=([0-9.]+)\b"), r"at least \1"),
-)
-"""Ranges as typer prints them, and in words."""
-
-
-def print_stderr(message: str) -> None:
-    """Print one line to standard error, with control characters escaped; a terminal wraps it at spaces."""
-    text = printable(without_secrets(message))
-    if sys.stderr.isatty() and not text.startswith(" "):
-        text = "\n".join(wrap(text, shutil.get_terminal_size().columns))
-    sys.stderr.write(f"{text}\n")
-
-
-def print_error(error: HexdataError) -> None:
-    """Print an error, its lines, hint and commands to standard error."""
-    first, *others = error.report()
-    print_stderr(f"hexdata: {first}")
-    if others:
-        from hexdata.cli.render import Output
-
-        output = Output(as_json=False)
-        for line in others:
-            output.note_line(line, is_command=line in error.commands)
-
-
-class _Group(TyperGroup):
-    """A group of commands that escapes usage errors, because they repeat arguments such as file names."""
-
-    def make_context(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse the options of ``hexdata`` itself."""
-        with _printable_usage():
-            return super().make_context(*args, **kwargs)
-
-    def invoke(self, ctx: Any) -> Any:
-        """Parse the arguments of a command and run it."""
-        with _printable_usage():
-            return super().invoke(ctx)
 
 
 class Command(TyperCommand):
-    """A command whose help has plain types, groups of options and, from its docstring, examples."""
+    """A command whose help has plain types, groups of options and examples."""
 
-    @property
-    def examples(self) -> list[str]:
-        """The command lines below "Examples:" in the docstring."""
-        _, _, examples = inspect.cleandoc(self.help or "").partition(_EXAMPLES)
-        return [line.strip() for line in examples.splitlines() if line.strip()]
-
-    def parse_args(self, ctx: Any, args: list[str]) -> Any:
-        """Parse arguments. If only STORE of ``INPUT... STORE`` is filled, report that STORE is missing."""
-        given = list(args)
-        try:
-            return super().parse_args(ctx, args)
-        except Exception as error:
-            missing: Any = getattr(error, "param", None)
-            if type(error).__name__ == "MissingParameter" and _is_argument(missing) and missing.nargs == -1:
-                values, _, _ = self.make_parser(ctx).parse_args(given)
-                filled = [
-                    other for other in self.get_params(ctx) if _is_argument(other) and values[other.name]
-                ]
-                error.param = filled[-1] if filled else missing  # type: ignore[attr-defined]
-            raise
+    examples: list[str] = []  # noqa: RUF012 - set for each command
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, after removing what killed commands have left."""
         from hexdata.errors import ConfigError
-        from hexdata.storage import cache_folder
+        from hexdata.storage import cache_folder, translate_errors
         from hexdata.temporary import remove_abandoned
 
         remove_abandoned()
         with suppress(ConfigError):  # of an invalid cache folder, which concerns the commands that use it
             remove_abandoned(cache_folder("temporary"))
-        return super().invoke(ctx)
+        try:
+            with translate_errors():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:  # which releases of Typer report in different ways
+            print_stderr(f"hexdata: {INTERRUPTED}")
+            raise typer.Exit(130) from None
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of the usage line, such as ``INPUT... STORE``."""
-        arguments = [parameter for parameter in self.get_params(ctx) if _is_argument(parameter)]
-        names = [(_argument_name(argument), argument.required) for argument in arguments]
-        return ["[OPTIONS]", *(name if required else f"[{name}]" for name, required in names)]
-
-    def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """Write the docstring up to its examples."""
-        whole, self.help = self.help, inspect.cleandoc(self.help or "").partition(_EXAMPLES)[0]
-        try:
-            super().format_help_text(ctx, formatter)
-        finally:
-            self.help = whole
+        arguments = [each for each in self.get_params(ctx) if each.param_type_name == "argument"]
+        names = [_argument_name(each) if each.required else f"[{_argument_name(each)}]" for each in arguments]
+        return ["[OPTIONS]", *names]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and the groups of options."""
         groups: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is None:
-                continue
-            name, text = record
-            group = getattr(parameter, "rich_help_panel", None) or "Options"
-            if _is_argument(parameter):
-                group, name = "Arguments", _argument_name(parameter)
-            for pattern, words in _RANGES:
-                text = pattern.sub(words, text)
-            groups.setdefault(group, []).append((name, text))
-        for group in sorted(groups, key=lambda name: name == RESOURCES):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                group = getattr(parameter, "rich_help_panel", None) or "Options"
+                if parameter.param_type_name == "argument":
+                    group, record = "Arguments", (_argument_name(parameter), record[1])
+                groups.setdefault(group, []).append(record)
+        # Resources last; sorting is stable, so the other groups keep the order of the docstring.
+        for group in sorted(groups, key=lambda name: name == _RESOURCES):
             if groups[group]:
                 with formatter.section(group):
                     formatter.write_dl(groups[group])
@@ -187,55 +123,37 @@ class Command(TyperCommand):
                     formatter.write(f"{' ' * formatter.current_indent}{line}\n")
 
 
-def _is_argument(parameter: Any) -> bool:
-    return bool(parameter.param_type_name == "argument")
-
-
 def _argument_name(argument: Any) -> str:
     return f"{argument.metavar}{'...' if argument.nargs != 1 else ''}"
 
 
-def _plain(text: str) -> str:
-    """Return a message about a value in plain words."""
-    for pattern, plain in _PLAIN_MESSAGES:
-        text = re.sub(f"(?<=: ){pattern}", plain, text, count=1)
-    return text
-
-
-def _with_suggestion(text: str) -> str:
-    """Return a message, with the most similar choice if a value is not one of the choices of an option."""
-    found = _NOT_A_CHOICE.search(text)
-    choices = re.findall("'([^']*)'", found["choices"]) if found else []
-    hint = did_you_mean(found["value"], choices) if found else None
-    return f"{text} {hint}" if hint else text
-
-
-@contextmanager
-def _printable_usage() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        shows_help = type(error).__name__ == "NoArgsIsHelpError"  # its message is the help, on many lines
-        if (
-            hasattr(error, "format_message") and not shows_help
-        ):  # a usage error of click, which typer may vendor
-            text = error.format_message()
-            for argument in sys.argv[1:]:  # one by one, since an argument may contain spaces
-                text = text.replace(argument, without_secrets(argument))
-            text = _with_suggestion(_plain(printable(text)))
-            if "unexpected extra argument" in text:
-                text += ". Quote a query, a condition or a path that contains spaces."
-            usage = getattr(error, "cmd", None)
-            if type(error).__name__ == "MissingParameter" and isinstance(usage, Command) and usage.examples:
-                text += f"\nExample: {usage.examples[0]}"
-            error.format_message = lambda: text
-        raise
+def print_usage(error: Any) -> None:
+    """Print a usage error of click, which Typer may contain. It repeats arguments, such as names of files."""
+    text = error.format_message()
+    # The message of a command line without a command is its help, on many lines.
+    if type(error).__name__ != "NoArgsIsHelpError":
+        for argument in sys.argv[1:]:  # one by one, since an argument may contain spaces
+            text = text.replace(argument, without_secrets(argument))
+        text = printable(text)
+        for pattern, plain in _PLAIN_MESSAGES:
+            text = re.sub(f"(?<=: ){pattern}", plain, text, count=1)
+        if found := _NOT_A_CHOICE.search(text):
+            hint = did_you_mean(found["value"], re.findall("'([^']*)'", found["choices"]))
+            text = f"{text} {hint}" if hint else text
+        if "unexpected extra argument" in text:
+            text += ". Quote a query, a condition or a path that contains spaces."
+        usage = getattr(error, "cmd", None)
+        if type(error).__name__ == "MissingParameter" and isinstance(usage, Command):
+            # All of them, since click names INPUT if only STORE of ``INPUT... STORE`` is missing.
+            names = " ".join(usage.collect_usage_pieces(error.ctx)[1:])
+            text = f"Missing argument; expected {names}.\nExample: {usage.examples[0]}"
+        error.format_message = lambda: text
+    error.show()
 
 
 app = typer.Typer(
-    cls=_Group,
     name="hexdata",
-    help="Store, query, shuffle and export board-game positions for training.",
+    help="Store, query, shuffle and export positions of Hex games for training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -243,79 +161,74 @@ app = typer.Typer(
 )
 
 
-def parse_path(text: str) -> AnyPath:
-    """Return an argument as a local path or an address in an object store.
+# --- declarations of commands ---------------------------------------------------------------------------
 
-    Raises:
-        ConfigError: The address is invalid.
-    """
+_SECTION: Final = re.compile(r"^(?=\S.*:$)", re.MULTILINE)
+_ENTRY: Final = re.compile(
+    r"^    (?P<name>(?:--)?[a-z-]+)(?:, (?P<short>-\w))?(?: (?P<metavar>\S+))?: (?P<help>.*(?:\n {8}.*)*)",
+    re.MULTILINE,
+)
+"""A parameter in a docstring, such as ``    --board-size N: Convert only boards of this size.``"""
+
+
+def _declared(docstring: str) -> dict[str, tuple[re.Match[str], str]]:
+    """Return the entry and the group of each parameter that a docstring declares, by its name."""
+    return {
+        entry["name"].removeprefix("--").replace("-", "_"): (entry, section.partition(":\n")[0])
+        for section in _SECTION.split(docstring)[1:]
+        for entry in _ENTRY.finditer(section)
+    }
+
+
+def add_command(function: Callable[..., None]) -> None:
+    """Add a function as a command of its name to the application."""
+    text, *sections = _SECTION.split(inspect.cleandoc(function.__doc__ or ""))
+    examples = next(section for section in sections if section.startswith("Examples:"))
+    declared = _declared(_SHARED) | _declared("\n".join(sections))
+    hints = get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        (entry, group), hint = declared[name], hints[name]
+        # The type without list and None.
+        kind = hint
+        while get_origin(kind) not in (None, Literal):
+            kind = get_args(kind)[0]
+        facts: dict[str, Any] = {
+            "metavar": "|".join(get_args(kind)) if get_origin(kind) is Literal else entry["metavar"],
+            "help": re.sub(r"\s+", " ", entry["help"]),
+            "parser": {AnyPath: _as_path, Size: parse_bytes}.get(kind),
+            # What None means is in the text of the help.
+            "show_default": parameter.default is not None,
+        }
+        if entry["name"].startswith("--"):
+            names = [each for each in (entry["name"], entry["short"]) if each]
+            info: Any = typer.Option(*names, rich_help_panel=group, **facts)
+        else:
+            info = typer.Argument(**facts)
+        function.__annotations__[name] = Annotated[hint, info]
+    lines = [line.strip() for line in examples.splitlines()[1:] if line.strip()]
+    # Typer creates the command from a class, so its examples are an attribute of a class of its own.
+    kind_of_command = type(function.__name__, (Command,), {"examples": lines})
+    app.command(function.__name__, cls=kind_of_command, help=text)(function)
+
+
+def _as_path(text: str) -> AnyPath:
     from hexdata.storage import as_path
 
     return as_path(text)
 
 
-Store = Annotated[
-    AnyPath,
-    typer.Argument(
-        metavar="STORE",
-        help="Folder of the store, or its address, such as s3://BUCKET/STORE.",
-        show_default=False,
-        parser=parse_path,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
-Memory = Annotated[
-    str,
-    typer.Option(
-        "--memory",
-        metavar="SIZE",
-        help="Memory limit of all processes together, such as 700MB or 2GB.",
-        rich_help_panel=RESOURCES,
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        metavar="N",
-        min=1,
-        help="Number of worker processes. Default: 1 for little data, else one per core, "
-        "if they fit --memory.",
-        rich_help_panel=RESOURCES,
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        metavar="N",
-        min=1,
-        help="Number of threads. Default: one per core, if they fit --memory.",
-        rich_help_panel=RESOURCES,
-    ),
-]
-EngineName = Annotated[
-    Literal["local", "ray"],
-    typer.Option(
-        "--engine",
-        metavar="local|ray",
-        help="Run on this machine or on a Ray cluster.",
-        rich_help_panel=RESOURCES,
-    ),
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        "--address",
-        metavar="HOST:PORT",
-        help="Address of the Ray cluster, or auto. Default: RAY_ADDRESS, or a new cluster on this machine.",
-        rich_help_panel=RESOURCES,
-    ),
-]
-Seed = Annotated[
-    int,
-    typer.Option("--seed", metavar="N", help="Random seed. The same seed gives the same order."),
-]
+def options_of(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Return options of a stage, from those parameters of a command that have the names of its fields.
+
+    Args:
+        kind: Dataclass of the options.
+        values: Parameters by name. Those that are None, which were not given, keep the default of the stage.
+    """
+    names = {option.name for option in fields(kind)}
+    return kind(**{name: value for name, value in values.items() if name in names and value is not None})
+
+
+# --- running --------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -334,6 +247,7 @@ def interrupted_by_termination() -> Iterator[None]:
         of_ctrl_c = signal.getsignal(signal.SIGINT)
         if callable(of_ctrl_c):
             of_ctrl_c(signal.SIGINT, frame)  # also interrupts queries
+        # If Ctrl-C is ignored, as in the background of a shell, its handler has not raised.
         raise KeyboardInterrupt
 
     possible = [signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)]  # Windows has no SIGHUP
@@ -348,24 +262,17 @@ def interrupted_by_termination() -> Iterator[None]:
 
 
 @contextmanager
-def command(as_json: bool, *paths: object) -> Iterator[tuple[Output, ProgressBar]]:
-    """Yield the output and the progress bar of a command; exit with status 130 on Ctrl-C.
+def command(as_json: bool) -> Iterator[tuple[Output, ProgressBar]]:
+    """Yield the output and the progress bar of a command.
 
     Args:
         as_json: Whether to print the result as JSON.
-        paths: Paths that the command uses. An error of an object store names the first address among them.
     """
     from hexdata.cli.render import Output, console
     from hexdata.progress_bar import ProgressBar
-    from hexdata.storage import translate_errors
 
-    output = Output(as_json)
-    try:
-        with translate_errors(*paths), ProgressBar(console(stderr=True, soft_wrap=False)) as bar:
-            yield output, bar
-    except KeyboardInterrupt:
-        output.error(INTERRUPTED)
-        raise typer.Exit(130) from None
+    with ProgressBar(console(stderr=True, soft_wrap=False)) as bar:
+        yield Output(as_json), bar
 
 
 @contextmanager
@@ -373,18 +280,8 @@ def using_engine(name: str, address: str | None) -> Iterator[Engine]:
     """Yield the engine of a command. Output that Ray prints is redirected to standard error."""
     from hexdata.engine import open_engine
 
-    def note(message: str) -> None:
-        print_stderr(f"note: {message}")  # while the bar is shown, it prints this above itself
-
-    with prints_to_stderr(), open_engine(name, address, note) as engine:
+    with redirect_stdout(sys.stderr), open_engine(name, address) as engine:
         yield engine
-
-
-@contextmanager
-def prints_to_stderr() -> Iterator[None]:
-    """Redirect output of libraries, such as Ray, to standard error: standard output is for results."""
-    with redirect_stdout(sys.stderr):
-        yield
 
 
 def _version(requested: bool) -> None:

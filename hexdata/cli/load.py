@@ -2,148 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Literal
 
 import typer
 
-from hexdata.cli.app import Json, Seed, command
-
-__all__ = ["load"]
-
-_CONTENT: Final = "Content of the batches"
-_CACHE: Final = "Remote shards"
-"""Groups of options in the help."""
+from hexdata.cli.app import command, options_of
 
 
 def load(
-    store: Annotated[
-        str,
-        typer.Argument(
-            metavar="STORE",
-            help="Folder or address of a store or of shards.",
-            show_default=False,
-        ),
-    ],
-    epochs: Annotated[int, typer.Option("--epochs", metavar="N", min=1, help="Number of epochs.")] = 1,
-    split: Annotated[
-        Literal["train", "val", "test"],
-        typer.Option("--split", metavar="train|val|test", help="Split to load."),
-    ] = "train",
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", metavar="N", min=1, help="Number of positions per batch.")
-    ] = 1_024,
-    seed: Seed = 0,
-    fields: Annotated[
-        str,
-        typer.Option(
-            "--fields",
-            metavar="NAMES",
-            help="Fields of the batches, separated by commas, such as board,policy,root_value. value and "
-            "position_id are added.",
-            rich_help_panel=_CONTENT,
-        ),
-    ] = "board,policy,value",
-    mode: Annotated[
-        Literal["games", "exact", "stream"] | None,
-        typer.Option(
-            "--mode",
-            metavar="games|exact|stream",
-            help="games: hold the games of a converted store in memory and permute their positions. exact: "
-            "permute the positions of mapped shards. stream: read shards sequentially and mix them in a "
-            "buffer. Default: games for a store without shards, exact for a local folder of shards, else "
-            "stream.",
-        ),
-    ] = None,
-    shards: Annotated[
-        str | None,
-        typer.Option(
-            "--shards",
-            metavar="FIRST-LAST",
-            help="Read only these shards of the split, such as 0-49. Not in games mode. Default: all.",
-            show_default=False,
-        ),
-    ] = None,
-    where: Annotated[
-        str | None,
-        typer.Option(
-            "--where",
-            metavar="CONDITION",
-            help="Load only positions that meet this SQL condition over their labels, the results of their "
-            "search, their game and its source, such as 'visits >= 100'. Not in stream mode.",
-            show_default=False,
-            rich_help_panel=_CONTENT,
-        ),
-    ] = None,
-    dedup: Annotated[
-        Literal["none", "exact", "symmetric"],
-        typer.Option(
-            "--dedup",
-            metavar="none|exact|symmetric",
-            help="Load one game of each set of duplicates: with equal moves, or equal under a symmetry too. "
-            "Not in stream mode.",
-            rich_help_panel=_CONTENT,
-        ),
-    ] = "none",
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            "--weights",
-            metavar="EXPR",
-            help="Weight of each position, an SQL expression over its labels and the results of its search, "
-            "such as weight. An epoch delivers a position of weight w floor(w) or ceil(w) times. Default: "
-            "each position once.",
-            show_default=False,
-            rich_help_panel=_CONTENT,
-        ),
-    ] = None,
-    check: Annotated[
-        Literal["sizes", "digests"],
-        typer.Option(
-            "--check",
-            metavar="sizes|digests",
-            help="With digests, also compare every board with the moves of its game in games mode, and "
-            "hash all shards before the first epoch in exact mode.",
-        ),
-    ] = "sizes",
-    cache: Annotated[
-        str | None,
-        typer.Option(
-            "--cache",
-            metavar="DIR",
-            help="Cache remote shards in this directory. Default: below HEXDATA_CACHE, for object stores.",
-            show_default=False,
-            rich_help_panel=_CACHE,
-        ),
-    ] = None,
-    no_cache: Annotated[
-        bool,
-        typer.Option(
-            "--no-cache",
-            help="Do not cache shards.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = False,
-    cache_size: Annotated[
-        str,
-        typer.Option(
-            "--cache-size",
-            metavar="SIZE",
-            help="Maximum size of the cache. Least recently used shards are removed first.",
-            rich_help_panel=_CACHE,
-        ),
-    ] = "50GB",
-    prefetch: Annotated[
-        int | None,
-        typer.Option(
-            "--prefetch",
-            metavar="N",
-            min=0,
-            help="Number of shards to download in advance, in stream mode. Default: one per stream.",
-            show_default=False,
-            rich_help_panel=_CACHE,
-        ),
-    ] = None,
-    as_json: Json = False,
+    store: str,
+    epochs: int = 1,
+    split: Literal["train", "val", "test"] = "train",
+    batch_size: int = 1_024,
+    seed: int = 0,
+    fields: str = "board,policy,value",
+    mode: Literal["games", "exact", "stream"] | None = None,
+    shards: str | None = None,
+    where: str | None = None,
+    dedup: Literal["none", "exact", "symmetric"] = "none",
+    weights: str | None = None,
+    check: Literal["sizes", "digests"] = "sizes",
+    cache: str | None = None,
+    no_cache: bool = False,
+    cache_size: str = "50GB",
+    prefetch: int | None = None,
+    json: bool = False,
 ) -> None:
     """Run the training loader and measure its speed.
 
@@ -151,47 +34,56 @@ def load(
         hexdata load store
         hexdata load store --mode exact --batch-size 256
         hexdata load s3://bucket/store --cache-size 20GB
+
+    Arguments:
+        store STORE: Folder or address of a store or of shards.
+
+    Options:
+        --epochs N: Number of epochs.
+        --split: Split to load.
+        --batch-size N: Number of positions per batch.
+        --mode: games: hold the games of a converted store in memory and permute their positions. exact: read
+            the shards of the split into memory and permute their positions. stream: read shards sequentially
+            and mix them in a buffer. Default: games for a store without shards, exact for a local folder of
+            shards, else stream.
+        --shards FIRST-LAST: Read only these shards of the split, such as 0-49. Not in games mode. Default:
+            all.
+        --check: With digests, also compare every board with the moves of its game in games mode, and hash all
+            shards before the first epoch in exact mode.
+
+    Content of the batches:
+        --fields NAMES: Fields of the batches, separated by commas, such as board,policy,root_value. value and
+            position_id are added.
+        --where CONDITION: Load only positions that meet this SQL condition over their labels, the results of
+            their search, their game and its source, such as 'visits >= 100'. Not in stream mode.
+        --dedup: Load one game of each set of duplicates: with equal moves, or equal under a symmetry too. Not
+            in stream mode.
+        --weights EXPR: Weight of each position, an SQL expression over its labels and the results of its
+            search, such as weight. An epoch delivers a position of weight w floor(w) or ceil(w) times.
+            Default: each position once.
+
+    Remote shards:
+        --cache DIR: Cache remote shards in this directory. Default: below HEXDATA_CACHE, for object stores.
+        --no-cache: Do not cache shards.
+        --cache-size SIZE: Maximum size of the cache. Least recently used shards are removed first.
+        --prefetch N: Number of shards to download in advance, in stream mode. Default: one per stream.
     """
+    # Before the imports, which would be among the local names.
+    given = locals()
     from hexdata.loader.trial import LoadOptions, run_loader_trial
 
     if no_cache and cache is not None:
         raise typer.BadParameter("--cache and --no-cache cannot be used together")
-    options = LoadOptions(
-        split=split,
-        epochs=epochs,
-        batch_size=batch_size,
-        seed=seed,
-        shards=shards,
-        fields=tuple(name.strip() for name in fields.split(",")),
-        mode=mode,
-        where=where,
-        dedup=dedup,
-        weights=weights,
-        check=check,
-        cache=cache if cache is not None else not no_cache,
-        cache_size=cache_size,
-        prefetch=prefetch,
-    )
-    with command(as_json, store) as (output, bar):
+    given["fields"] = tuple(name.strip() for name in fields.split(","))
+    # One option of the loader: a directory, or True or False for the default one.
+    given["cache"] = cache if cache is not None else not no_cache
+    options = options_of(LoadOptions, given)
+    with command(json) as (output, bar):
         result = run_loader_trial(store, options, bar)
     if output.print_json(result):
         return
-    output.table(
-        ["epoch", "batches", "positions", "positions/s", "mean value", "digest", "first ids"],
-        [
-            [
-                str(e.epoch),
-                f"{e.batches:,}",
-                f"{e.positions:,}",
-                f"{e.positions_per_second:,.0f}",
-                f"{e.value_mean:.4f}",
-                e.digest,
-                " ".join(map(str, e.first_ids)),
-            ]
-            for e in result.epochs
-        ],
-        optional=["first ids", "digest"],
-    )
+    columns = ("epoch", "batches", "positions", "positions_per_second", "value_mean", "digest", "first_ids")
+    output.records(result.epochs, columns, optional=("first_ids", "digest"))
     for e in result.epochs:
         if e.weight_sum is not None:
             output.line(

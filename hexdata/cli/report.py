@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from hexdata.cli.app import AnyPath, Json, Memory, Store, Threads, command, parse_path
-from hexdata.units import format_bytes, parse_bytes
-
-__all__ = ["report"]
+from hexdata.cli.app import AnyPath, Size, command, options_of
+from hexdata.units import format_bytes
 
 
 def report(
-    store: Store,
-    output: Annotated[
-        AnyPath | None,
-        typer.Option(
-            "--output",
-            metavar="FILE",
-            help="Path or address of the page. Default: report.html in the store.",
-            parser=parse_path,
-        ),
-    ] = None,
-    memory: Memory = "1GB",
-    threads: Threads = None,
-    as_json: Json = False,
+    store: AnyPath,
+    output: AnyPath | None = None,
+    memory: Size = "1GB",
+    threads: int | None = None,
+    json: bool = False,
 ) -> None:
     """Write an HTML page about the shuffle and contents of a store.
 
     Examples:
         hexdata report store
         hexdata report store --output report.html
+
+    Options:
+        --output FILE: Path or address of the page. Default: report.html in the store.
     """
     from hexdata.report import write_report
     from hexdata.sql import SqlLimits
 
-    limits = SqlLimits(memory=parse_bytes(memory), threads=threads)
-    with command(as_json, store, output) as (out, bar):
+    limits = options_of(SqlLimits, locals())
+    with command(json) as (out, bar):
         result = write_report(store, output, limits, bar)
     if out.print_json(result):
         return

@@ -1,8 +1,8 @@
 """The first stage: converts source files into the tables positions, games, sources and rejected of a store.
 
 It works in three steps. It reads every source once into a spool, a folder of temporary tables (``spool``).
-It decides ids, value conventions and duplicates over all sources (``run``). It writes the parts of the store
-from the spools (``publish``), and the manifest last.
+It decides ids, value conventions and duplicates over all sources (``decide``). It writes the parts of the
+store from the spools (``publish``), and the manifest last.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from hexdata.progress import SILENT, Progress
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath, as_path
 from hexdata.store import Store
-from hexdata.store.arrow_memory import arrow_system_memory
 from hexdata.store.commands import RunRecord
-from hexdata.store.journal import journaled
 
 __all__ = ["ConvertOptions", "ConvertResult", "convert_sources"]
 
@@ -65,16 +63,15 @@ def convert_sources(
     for path in given:
         check_location("inputs", path)
     listed = [as_path(path) for path in given]
-    target = Store.open_or_create(store, shares_work=engine.machines.separate)
-    files = find_sources(listed, target.path)
+    target = Store.open_or_create(store, shares_work=engine.remote)
+    files, skipped = find_sources(listed, target.path, options.format)
     run = RunRecord.of(options, listed)
-    with target.writing("convert", run), journaled(target.path, "convert") as watched:
-        engine.require(listed, target.path)
+    with target.writing("convert", run) as finish, engine.sharing(target.work):
         before = target.manifest.total_bytes
-        with arrow_system_memory():
-            result = ConvertRun(target, options, progress, engine, files, listed).convert()
+        result = ConvertRun(target, options, progress, engine, files, run).convert(skipped)
+        # After the manifest, from which they are made. If this run is killed before, the next one makes them.
         write_database(target)
         write_cards(target)
         if result.sources:
-            watched.finish(positions=result.positions, bytes=target.manifest.total_bytes - before)
+            finish(positions=result.positions, bytes=target.manifest.total_bytes - before, resumed=False)
         return result

@@ -1,116 +1,53 @@
-"""The sources of a run: files found below the inputs, with machine-independent names and digests."""
+"""The sources of a run: files found below the inputs, and what of them the store does not have yet."""
 
 from __future__ import annotations
 
-import stat
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import errno
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Final, NamedTuple
+from typing import Final
 
+import pyarrow.compute as pc
+
+from hexdata.convert.spool import Source, SpoolFacts
 from hexdata.errors import FormatError, InputError, Reason, SourceChangedError
 from hexdata.formats import (
+    SALVAGEABLE,
     FilePart,
     expected_contents,
     is_known_name,
     known_patterns,
     open_source,
 )
-from hexdata.formats.gunzip import is_gzip
-from hexdata.formats.trmph import is_game_line
-from hexdata.storage import (
-    AnyPath,
-    RemotePath,
-    file_system,
-    is_address,
-    list_objects,
-    object_info,
-    storage_of,
-    translate_errors,
-    walk_once,
-)
-from hexdata.store.disk_space import disk_error_hint, is_disk_failure, system_message
-from hexdata.store.files import digest_beginning, digest_file
-from hexdata.store.location import classify
-from hexdata.text import encodable, lines_by_cause
-
-__all__ = [
-    "InputFiles",
-    "KnownSource",
-    "SkipCause",
-    "SourceDigest",
-    "SourceFile",
-    "digest_source",
-    "find_new_lines",
-    "find_sources",
-    "name_suffixes",
-    "new_sources",
-]
+from hexdata.formats.gunzip import has_lines
+from hexdata.formats.trmph import is_game_line, is_sidecar, may_have_sidecar, sidecar_names
+from hexdata.json_models import read_metadata
+from hexdata.retry import is_transient
+from hexdata.storage import AnyPath, is_address, prefix_of, storage_of, translate_errors
+from hexdata.storage.errors import ObjectStoreError, disk_error_hint, system_message
+from hexdata.storage.local import walk_once
+from hexdata.store import Store
+from hexdata.store.commands import manifest_kind
+from hexdata.store.files import Sidecar, digest_file, sidecar_of
+from hexdata.store.parquet import read_parquet
+from hexdata.text import count_of, encodable, lines_by_cause, listed
 
 COMPANIONS: Final = ("processing_stats.json", "processing_state.json", "file_lookup_")
 """Name prefixes of the statistics files that the legacy tools write beside their data; not sources."""
-
-
-_KINDS: Final = {
-    stat.S_IFIFO: "a pipe (FIFO)",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-
-
-class KnownSource(NamedTuple):
-    """A source of the store, as far as it is compared with the inputs."""
-
-    name: str
-    sha256: str
-    positions: int
-    bytes: int = 0
-    records: int = 0
-    format: str = "unknown"
-    source_id: int = -1
-    continues: bool = False
-    """It is a part of a file whose beginning is an earlier source."""
-
-
-@dataclass(frozen=True)
-class SourceFile:
-    """One input file."""
-
-    name: str
-    """The name of the input folder and the path below it, so the same on every machine."""
-    path: AnyPath
-    bytes: int = 0
-    """Size; 0 until the file is digested, except for objects, whose listing states it."""
-    sha256: str = ""
-    """Empty if the file cannot be read, and until it is digested."""
-    problem: str = ""
-    """The error if the file cannot be read, else empty."""
-    version: str = ""
-    """``Storage.version`` of the file, taken before it was digested."""
-    base: KnownSource | None = None
-    """The source of the store that had this name and other bytes."""
-    part: FilePart | None = None
-    """The lines of a grown file that the store does not have; None to read the whole file."""
-
-    @property
-    def new_bytes(self) -> int:
-        """Number of bytes to read."""
-        return self.bytes - (self.part.start if self.part else 0)
-
-    @property
-    def identity(self) -> str:
-        """The key that identifies the content: the digest, or the name if the file cannot be read."""
-        return self.sha256 or self.name
+NOT_FOUND: Final = "no such file or folder"
+_OF_MOVES: Final = ("trmph", "unknown")
+"""Formats of sources that may have a sidecar or be continued; a file with a sidecar may be refused."""
+_LAST_LINE: Final = 1 << 17
+"""Bytes before the end of a text in which its last line begins; a line has at most 65,536."""
 
 
 class SkipCause(StrEnum):
     """Why a file below the inputs is not read, in ``ConvertResult.skipped_files``."""
 
     BOARD_SIZE = "board-size"
-    """Its board size is not that of ``ConvertOptions.board_size``."""
+    """It has no board of the size ``ConvertOptions.board_size``."""
     KNOWN_BYTES = "known-bytes"
     """The store, or an earlier source of the run, has the same bytes."""
     MAX_POSITIONS = "max-positions"
@@ -118,21 +55,20 @@ class SkipCause(StrEnum):
     a file."""
     NO_FILE = "no-file"
     """It is a pipe, a socket or a device, which could block or never end."""
+    SIDECAR = "sidecar"
+    """It is a sidecar without its TRMPH file."""
     UNKNOWN_NAME = "unknown-name"
     """Its name matches no pattern of ``formats.known_patterns()``."""
 
 
-@dataclass
-class InputFiles:
-    """The files below the inputs."""
-
-    sources: list[SourceFile] = field(default_factory=list)
-    """The files to read, sorted by name, without digests."""
-    skipped: dict[str, str] = field(default_factory=dict)
-    """Name → cause of the others, sorted by name: a ``SkipCause``, and a detail after a colon if any."""
+# The files below the inputs
 
 
-def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> InputFiles:
+def find_sources(
+    inputs: Sequence[AnyPath],
+    store: AnyPath,
+    format: str | None = None,  # noqa: A002 - the name of the option
+) -> tuple[list[Source], dict[str, str]]:
     """Return the files below ``inputs``.
 
     A folder yields every file below it whose name matches ``formats.known_patterns()``. Hidden files, the
@@ -144,6 +80,10 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> InputFiles:
     Args:
         inputs: Files and folders, local or in an object store.
         store: Folder of the store, which is not searched.
+        format: Name of the format that the user states. Default None: the files show it.
+
+    Returns:
+        The files to read, sorted by name, without digests; and name → ``SkipCause`` of the others.
 
     Raises:
         InputError: An input does not exist, is neither file nor folder, has no known format, contains no
@@ -153,262 +93,172 @@ def find_sources(inputs: Sequence[AnyPath], store: AnyPath) -> InputFiles:
     """
     if not inputs:
         raise InputError("no inputs", expected="files or folders to convert")
-    found: dict[str, SourceFile] = {}
+    found: dict[str, Source] = {}
     skipped: dict[AnyPath, tuple[str, str]] = {}
     unknown: list[tuple[str, str, str]] = []
-    for input_path in inputs:
-        listed = (
-            _files_of(input_path, store) if isinstance(input_path, Path) else _objects_of(input_path, store)
-        )
-        if listed is None:
-            raise InputError("no such file or folder", path=input_path, hint="Check the path.")
-        if listed.is_file and (problem := _problem_of(listed.sources[0])):
-            unknown.append((problem, str(input_path), ""))
-        if not listed.sources:
-            raise InputError(
-                "no files to convert",
-                path=input_path,
-                found=_found_instead([(name, cause) for _, name, cause in listed.skipped]),
-                expected=f"{', '.join(known_patterns())} in the folder or its subfolders",
-                hint=_hint_without_files(input_path) if listed.skipped else None,
-            )
-        skipped |= {path: (name, cause) for path, name, cause in listed.skipped}
-        for source in listed.sources:
-            other = found.setdefault(source.name, source)
-            if other.path != source.path:
-                raise InputError(
-                    "two inputs have the same name",
-                    path=source.path,
-                    found=source.name,
-                    expected=f"a name other than that of {other.path}",
-                    hint="Convert them in two runs, or rename a folder.",
-                )
+    for given in inputs:
+        below = _local_files(given, store) if isinstance(given, Path) else _objects(given, store)
+        top = given.resolve() if isinstance(given, Path) else PurePosixPath(given.path.rstrip("/"))
+        if "" in below and not format and (problem := _problem_of(given)):
+            unknown.append((problem, str(given), ""))
+        others = []
+        for relative, (path, size) in below.items():
+            name = encodable(f"{top.name}/{relative}" if relative else f"{top.parent.name}/{top.name}")
+            if relative and (cause := _cause(path)):
+                skipped[path] = name, cause
+                others.append(name)
+            elif found.setdefault(name, Source(name, path, size)).path != path:
+                reason = f"has the same name in the store as {found[name].path}; rename a folder"
+                raise InputError(reason, path=path)
+        if len(others) == len(below):
+            names, expected = listed(sorted(others)) or None, f"{', '.join(known_patterns())} in the folder"
+            if isinstance(given, Path) and manifest_kind(given) == "store":
+                names = "a store of hexdata, which is converted already"
+            raise InputError("no files to convert", path=given, found=names, expected=expected)
     if unknown:
-        one = len(unknown) == 1
-        raise InputError(
-            "this file has no known format" if one else f"{len(unknown):,} of the files have no known format",
-            path=unknown[0][1] if one else None,
-            found=unknown[0][0] if one else None,
-            expected=expected_contents(),
-            hint="Convert the other files without it." if one else "Convert the other files without them.",
-            lines=[] if one else lines_by_cause(unknown),
-        )
+        reason = f"{count_of(len(unknown), 'file')} without a known format"
+        raise InputError(reason, expected=expected_contents(), lines=lines_by_cause(unknown))
     sources = [found[name] for name in sorted(found)]
-    read = {source.path for source in sources}
-    result = InputFiles(sources)
-    others = ((name, str(path), cause) for path, (name, cause) in skipped.items() if path not in read)
-    for name, location, cause in sorted(others):
-        result.skipped[location if name in result.skipped else name] = cause
-    return result
+    _find_sidecars(sources)
+    # A sidecar has an unknown name, but is read with the file beside it; a file may be given by its own path.
+    used = {path for source in sources for path in (source.path, source.beside)} if skipped else set()
+    causes: dict[str, str] = {}
+    for path, (name, cause) in sorted(skipped.items(), key=lambda item: (item[1][0], str(item[0]))):
+        if path not in used:
+            # Inputs may have files of the same name, which matters only for those that are read.
+            causes[str(path) if name in causes else name] = cause
+    return sources, causes
 
 
-def _hint_without_files(folder: AnyPath) -> str:
-    if isinstance(folder, Path) and classify(folder).kind == "store":
-        return "This folder is a store: pass the files or folders from which it was converted."
-    return "Pass a file with another name by its own path."
+def _find_sidecars(sources: list[Source]) -> None:
+    """Set the sidecars of sources, for which each folder is listed once.
 
-
-def name_suffixes(names: Iterable[str], most: int = 5) -> str:
-    """Return the number of files with each suffix, such as "312 *.pt, 2 *.csv, README", most frequent first.
-
-    Args:
-        names: Names of the files.
-        most: Maximum number of suffixes. Default 5; the others are counted together.
+    A TRMPH file without one is refused if another file of its folder has one: its masks would be missing.
     """
-    counts: Counter[str] = Counter()
-    for name in names:
-        suffix = PurePosixPath(name).suffix
-        counts[f"*{suffix}" if suffix else PurePosixPath(name).name] += 1
-    listed = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    others = sum(count for _, count in listed[most:])
-    texts = [f"{count:,} {kind}" for kind, count in listed[:most]]
-    return ", ".join([*texts, f"{others:,} others"] if others else texts)
+    folders: dict[AnyPath, set[str]] = {}
+    for source in sources:
+        folder = source.path.parent
+        if folder not in folders:
+            with translate_errors(folder):
+                folders[folder] = set(filter(is_sidecar, storage_of(folder).names()))
+        if folders[folder] and (names := sidecar_names(source.path.name)):
+            beside = next((name for name in names if name in folders[folder]), None)
+            if beside is not None:
+                source.beside = folder / beside
+            elif may_have_sidecar(source.path.name):
+                detail = f"{names[0]} is missing, and the folder contains sidecars"
+                source.facts = SpoolFacts.failed(Reason.SIDECAR_MISSING, detail)
 
 
-def _found_instead(skipped: list[tuple[str, str]]) -> str | None:
-    """Return which files are in a folder without sources, or None if it is empty.
-
-    Args:
-        skipped: Name and cause of each file.
-    """
-    unknown = [name for name, cause in skipped if cause == SkipCause.UNKNOWN_NAME]
-    texts = [name_suffixes(unknown)] if unknown else []
-    if special := len(skipped) - len(unknown):
-        texts.append(f"{special:,} that are pipes, sockets or devices")
-    return ", ".join(texts) or None
-
-
-class _Listed(NamedTuple):
-    """The files of one input."""
-
-    sources: list[SourceFile]
-    skipped: list[tuple[AnyPath, str, str]]
-    """Path, name and cause."""
-    is_file: bool
-
-
-def _problem_of(source: SourceFile) -> str:
+def _problem_of(path: AnyPath) -> str:
     """Return why no reader can open a file that was given by its own path; empty if one can."""
-    if is_known_name(source.path.name):
+    if is_known_name(path.name):
         return ""
+    if is_sidecar(path.name):
+        return "a sidecar of a TRMPH file, which is read together with that file"
     try:
-        with open_source(source.path):
+        with open_source(path):
             return ""
-    except FormatError as error:
-        if error.code not in (Reason.UNKNOWN_LAYOUT, Reason.EMPTY_FILE):
-            return ""  # damaged: the run reports it
-        return str(error.found or error.reason)
+    except FormatError as error:  # of a damaged file, the run reports the error
+        return str(error.found or error.reason) if error.code == Reason.UNKNOWN_LAYOUT else ""
     except OSError as error:
-        require_answer(source.path, error)
+        require_answer(path, error)
         return ""  # unreadable: the run reports it
 
 
-def _files_of(input_path: Path, store: AnyPath) -> _Listed | None:
-    """Return the files of a local input, or None if it does not exist."""
-    root = input_path.resolve()
-    if not root.exists():
-        return None
-    if root.is_file():
-        return _Listed([SourceFile(encodable(f"{root.parent.name}/{root.name}"), root)], [], True)
-    if not root.is_dir():
-        raise InputError(
-            "neither a file nor a folder",
-            path=input_path,
-            found=_KINDS.get(stat.S_IFMT(root.stat().st_mode), "something else"),
-            expected="a file, or a folder of files",
-            hint="Save its content to a file first, because hexdata reads each input twice.",
-        )
-    result = _Listed([], [], False)
-    for path, cause in _files_below(root, store):
-        name = encodable((Path(root.name) / path.relative_to(root)).as_posix())
-        if cause:
-            result.skipped.append((path, name, cause))
-        else:
-            result.sources.append(SourceFile(name, path))
-    return result
-
-
-def _files_below(root: Path, store: AnyPath) -> Iterator[tuple[Path, str]]:
-    """Yield the files below a folder, except those in the store, each with the cause to skip it, if any."""
-    store = store.resolve()
-    for folder, subfolders, names in walk_once(root, onerror=_refuse_folder):
-        if folder.resolve() == store:
-            subfolders.clear()
-            continue
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
-        for name in names:
-            if not _is_left_out(name):
-                path = folder / name
-                yield path, _cause_of(path)
-
-
-def _refuse_folder(error: OSError) -> None:
-    raise InputError(
-        "this folder cannot be listed, so it is unknown which files it contains",
-        path=error.filename,
-        found=error.strerror,
-        hint="Change its permissions, or pass only folders that can be listed.",
-    )
-
-
-def _is_left_out(name: str) -> bool:
-    """Return whether a file in a folder is neither a source nor reported: it is hidden or a companion."""
-    return name.startswith((".", *COMPANIONS))
-
-
-def _cause_of(path: Path) -> str:
+def _cause(path: AnyPath) -> str:
     """Return why a file in a folder is skipped; empty if it is a source."""
     if not is_known_name(path.name):
-        return SkipCause.UNKNOWN_NAME
-    try:
-        kind = stat.S_IFMT(path.stat().st_mode)
-    except OSError:
-        return ""  # a broken link, for example: the run reports a file that cannot be read
-    return f"{SkipCause.NO_FILE}: {_KINDS[kind]}" if kind in _KINDS else ""
+        return SkipCause.SIDECAR if is_sidecar(path.name) else SkipCause.UNKNOWN_NAME
+    # The run reports a link that leads nowhere as a file that cannot be read.
+    with suppress(OSError):
+        if isinstance(path, Path) and storage_of(path).size() is None and storage_of(path).exists():
+            return SkipCause.NO_FILE
+    return ""
 
 
-def _objects_of(input_path: RemotePath, store: AnyPath) -> _Listed | None:
-    """Return the objects of an input in an object store, or None if it does not exist."""
-    system, root = file_system(input_path), input_path.path.rstrip("/")
-    with translate_errors(input_path):
-        try:
-            info = object_info(system, root)
-        except FileNotFoundError:
-            return None
-        is_object = info["type"] == "file"
-        keys = {root: info} if is_object else list_objects(system, root, recursive=True)
-    top = root.rpartition("/")[0] if is_object else root
-    store_prefix = ""
-    if not isinstance(store, Path) and isinstance(system, type(file_system(store))):
-        store_prefix = store.path.rstrip("/") + "/"
-    result = _Listed([], [], is_object)
-    for key, info in keys.items():
-        below = key[len(top) + 1 :]
-        if (store_prefix and key.startswith(store_prefix)) or not _is_wanted(
-            input_path, below, info["size"], alone=is_object
-        ):
+def _is_left_out(relative: str) -> bool:
+    """Return whether a file below an input is hidden, or is read together with a source."""
+    folders = relative.split("/")
+    return any(part.startswith(".") for part in folders) or folders[-1].startswith(COMPANIONS)
+
+
+def _local_files(given: Path, store: AnyPath) -> dict[str, tuple[AnyPath, int]]:
+    """Return the files below a local input by relative path, also behind links; under "" if it is a file."""
+    root = given.resolve()
+    with translate_errors(root):
+        is_file, exists = storage_of(root).size() is not None, storage_of(root).exists()
+    if is_file:
+        return {"": (root, 0)}
+    if not root.is_dir():
+        raise InputError("neither a file nor a folder" if exists else NOT_FOUND, path=given)
+
+    def refuse(error: OSError) -> None:
+        raise InputError("this folder cannot be listed", path=error.filename, found=error.strerror)
+
+    found: dict[str, tuple[AnyPath, int]] = {}
+    for folder, subfolders, names in walk_once(root, onerror=refuse):
+        if folder.resolve() == store.resolve():
+            subfolders.clear()
             continue
-        name = encodable(f"{top.rpartition('/')[2]}/{below}")
-        path = input_path if is_object else input_path / below
-        if is_object or is_known_name(path.name):
-            result.sources.append(SourceFile(name, path, info["size"]))
-        else:
-            result.skipped.append((path, name, SkipCause.UNKNOWN_NAME))
-    return result
+        # In place, as the walk goes on with the folders that are left, in this order.
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        below = folder.relative_to(root).as_posix()
+        relatives = names if below == "." else [f"{below}/{name}" for name in names]
+        found |= {each: (root / each, 0) for each in relatives if not _is_left_out(each)}
+    return found
 
 
-def _is_wanted(input_path: RemotePath, below: str, size: int, *, alone: bool) -> bool:
-    """Return whether an object may be a source or is reported as skipped.
-
-    Args:
-        input_path: The input.
-        below: Key of the object relative to the input's folder.
-        size: Size of the object in bytes.
-        alone: The input is this object itself, so any name is accepted.
+def _objects(given: AnyPath, store: AnyPath) -> dict[str, tuple[AnyPath, int]]:
+    """Return the objects below an input in an object store by relative key; under "" if it is an object.
 
     Raises:
-        InputError: A part of the key is empty, "." or "..", so no file path corresponds to it.
+        InputError: There are none; or a part of a key is empty, "." or "..", so no path corresponds to it.
     """
-    *folders, name = below.split("/")
-    if not name and not size:
-        return False  # some tools write such an object to mark an empty folder
-    if not {"", ".", ".."}.isdisjoint([*folders, name]):
-        raise InputError(
-            "this object key is not a valid file path",
-            path=f"{input_path}/{below}" if below else input_path,
-            expected="a key without the parts '', '.' and '..'",
-            hint="Rename the object, or pass folders that do not contain it.",
-        )
-    return alone or not (_is_left_out(name) or any(folder.startswith(".") for folder in folders))
+    with translate_errors():
+        keys = storage_of(given).files()
+        if not keys and not storage_of(given).exists():
+            raise InputError(NOT_FOUND, path=given)
+    found: dict[str, tuple[AnyPath, int]] = {}
+    for key, size in keys.items():
+        # The store may be below the input; its own objects are no sources.
+        if f"{prefix_of(given)}{key}".startswith(prefix_of(store)):
+            continue
+        if key and not {"", ".", ".."}.isdisjoint(key.split("/")):
+            raise InputError("this object key is no file path", path=f"{given}/{key}")
+        if not _is_left_out(key):
+            found[key] = (given / key if key else given, size)
+    return found
 
 
-class SourceDigest(NamedTuple):
-    """Size, digest and version of a file, or the error on reading it."""
-
-    bytes: int
-    """Size; 0 if it is not known."""
-    sha256: str
-    """Empty if the file cannot be read."""
-    problem: str
-    """The error if the file cannot be read, else empty."""
-    version: str
-    """``Storage.version`` of the file, taken before it was read."""
+# Their bytes
 
 
-def digest_source(path: AnyPath) -> SourceDigest:
-    """Return the digest of a file, or a ``problem`` and no digest if the file cannot be read.
+def source_version(path: AnyPath, beside: AnyPath | None) -> str:
+    """Return ``Storage.version`` of a file and of its sidecar; "" if the file is missing."""
+    version = storage_of(path).version()
+    return f"{version} {storage_of(beside).version()}" if version and beside else version
+
+
+def digest_source(source: Source) -> None:
+    """Set the size, the version, the digest and the sidecar of a source, or the failure to read them.
 
     Raises:
         InputError: The disk failed, so nothing is known about the file.
         StoreError: An object store did not answer, so nothing is known about the object.
     """
-    version = ""
     try:
-        version = storage_of(path).version()
-        return SourceDigest(*digest_file(path), "", version)
+        # Before the digest, so that a file that changes in between has another version when it is compared.
+        source.version = source_version(source.path, source.beside)
+        sidecar = None if source.beside is None else Sidecar.of(source.beside)
+        source.bytes, source.sha256 = digest_file(source.path)
+        source.sidecar = sidecar
     except OSError as error:
-        require_answer(path, error)
-        return SourceDigest(_size_of(path), "", error.strerror or str(error), version)
+        require_answer(source.path, error)
+        source.facts = SpoolFacts.failed(Reason.UNREADABLE, error.strerror or str(error))
+        # Without a digest, the size still counts in the share of rejected bytes.
+        with suppress(OSError):
+            source.bytes = storage_of(source.path).size() or source.bytes
 
 
 def require_answer(path: AnyPath, error: OSError) -> None:
@@ -418,107 +268,128 @@ def require_answer(path: AnyPath, error: OSError) -> None:
         InputError: The disk failed, so nothing is known about the file.
         StoreError: An object store did not answer.
     """
-    if storage_of(path).is_temporary(error):
-        with translate_errors(path):
+    if isinstance(error, ObjectStoreError) and error.errno != errno.EACCES:
+        with translate_errors():
             raise error
-    if not is_address(path) and is_disk_failure(error):
+    if not is_address(path) and is_transient(error):
         raise InputError(
             "the system failed to read this source; nothing was published",
             path=path,
             found=system_message(error),
-            hint=f"{disk_error_hint(error)} It does not read the other sources again. If this file is lost, "
-            "restore it or move it out of the inputs.",
+            hint=f"{disk_error_hint(error)} If this file is lost, restore it or move it out of the inputs.",
         ) from error
 
 
-def _size_of(path: AnyPath) -> int:
-    try:
-        return storage_of(path).size() or 0
-    except OSError:
-        return 0
+# What the store does not have
 
 
-def new_sources(
-    sources: Sequence[SourceFile], known: Iterable[KnownSource]
-) -> tuple[list[SourceFile], list[tuple[SourceFile, str]]]:
+def choose_new(
+    sources: Sequence[Source], store: Store, *, salvage: bool
+) -> tuple[list[Source], list[tuple[Source, str]]]:
     """Split the sources into new ones and ones whose bytes are already known.
 
     Args:
         sources: Sources with digests, sorted by name.
-        known: The sources of the store, in the order of their ids.
+        store: The store.
+        salvage: Whether files that the store rejects for damage are new.
 
     Returns:
-        The new sources, with ``base`` if the store has positions of a source with the same name and other
-        bytes; and each other source with the name of the source of the store, or of this run, that has the
-        same bytes. A source that yielded no positions, because it was damaged, is no base.
+        The new sources, of which those that have grown have a ``part``; and each other source with the name
+        of the source of the store, or of this run, that has the same bytes.
+
+    Raises:
+        SourceChangedError: The old bytes of a file that has grown have changed.
     """
-    known = list(known)
-    known_names = {source.sha256 or source.name: source.name for source in known}
-    bases = {source.name: source for source in known if source.positions or source.continues}
+    names = {source.name for source in sources}
+    known: dict[str, str] = {}
+    of_other_formats: dict[str, str] = {}
+    bases: dict[str, Source] = {}
+    for stored in _stored_sources(store, salvage=salvage):
+        known[stored.identity] = stored.name
+        # A file with the name of TRMPH may contain another format, for which its sidecar has no meaning.
+        if stored.facts.format not in _OF_MOVES:
+            of_other_formats[stored.sha256] = stored.name
+        # A source that yielded no positions, because it was damaged, is no base. Of the parts of a file that
+        # grew, the last one that was read remains: it has the size and digest of the whole file.
+        is_base = stored.facts.positions or (stored.continues is not None and stored.sha256)
+        if stored.name in names and is_base:
+            bases[stored.name] = stored
     new, same = [], []
     for source in sources:
-        if source.identity in known_names:
-            same.append((source, known_names[source.identity]))
+        name = known.get(source.identity) or of_other_formats.get(source.sha256)
+        if name is not None:
+            same.append((source, name))
             continue
-        known_names[source.identity] = source.name
-        new.append(replace(source, base=bases.get(source.name)))
+        known[source.identity] = source.name
+        if (base := bases.get(source.name)) is not None:
+            source.part, source.continues = _new_lines(source, base, store), base.source_id
+        new.append(source)
     return new, same
 
 
-def find_new_lines(
-    source: SourceFile, base: KnownSource, last_rejected: Callable[[], bool], board_size: int | None
-) -> FilePart:
+def _stored_sources(store: Store, *, salvage: bool) -> Iterator[Source]:
+    """Yield the store's sources, except those to be salvaged now: they were rejected for damage."""
+    damaged: set[int] = set()
+    if salvage:
+        whole = (pc.field("record").is_null()) & pc.field("reason").isin(sorted(SALVAGEABLE))
+        for path in store.files("rejected"):
+            damaged |= set(read_parquet(path, ["source_id"], whole)["source_id"].to_pylist())
+    columns = ["name", "bytes", "sha256", "source_id", "format", "records", "positions"]
+    for path in store.files("sources"):
+        for row in read_parquet(path, [*columns, "salvaged", "header"]).to_pylist():
+            name, size, sha256, number, kind, records, positions = (row[column] for column in columns)
+            # The records of a source that was salvaged before are in the store already.
+            if row["salvaged"] is None and number in damaged:
+                continue
+            text = row["header"] if kind in _OF_MOVES else None
+            header = read_metadata(text, path, f"header of source {number}")
+            source = Source(name, path, size, sha256=sha256, source_id=number)
+            source.sidecar = sidecar_of(header, number)
+            source.continues = number if "continues" in header else None
+            source.facts = SpoolFacts(format=kind, records=records, positions=positions)
+            yield source
+
+
+def _new_lines(source: Source, base: Source, store: Store) -> FilePart:
     """Return the lines that were appended to a TRMPH text since it was converted.
 
     If the last line was incomplete, it is read again as a whole.
 
     Args:
         source: The file with its digest.
-        base: The source that it was.
-        last_rejected: Returns whether the last record of ``base`` was rejected.
-        board_size: Board size of the store.
+        base: The source of the store that it was.
+        store: The store.
 
     Raises:
         SourceChangedError: The file is no TRMPH text without gzip; or it does not begin with the bytes that
-            it had; or its last line was incomplete and was read as a game.
+            it had; or its last line was incomplete and was read as a game; or its sidecar has changed
+            otherwise than by more lines.
     """
-    path = source.path
-    with translate_errors(path):
-        if not _begins_with(source, base):
+    path, storage = source.path, storage_of(source.path)
+    with translate_errors():
+        may_grow = base.facts.format == "trmph" and source.bytes > base.bytes and source.sha256
+        is_longer = may_grow and has_lines(storage.read_range(0, 2))
+        # Records are appended to a sidecar as games are to its text.
+        follows = base.sidecar.begins(source.beside) if base.sidecar else source.beside is None
+        if not (is_longer and follows and digest_file(path, base.bytes)[1] == base.sha256):
             raise SourceChangedError(
-                "this source has changed since it was converted",
+                "this source or its sidecar has changed since it was converted",
                 path=path,
-                found=source.problem or f"sha256 {source.sha256[:16]}…",
-                expected=f"sha256 {base.sha256[:16]}… as in the store, or the same bytes with lines added "
-                "(TRMPH without gzip)",
+                found=source.facts.failure and source.facts.failure[1],
+                expected="the same bytes as in the store, or these with lines added (TRMPH without gzip)",
                 hint="Restore the file, give the new one another name, or convert into a new store.",
             )
-        before = storage_of(path).read_range(max(base.bytes - _LAST_LINE, 0), base.bytes)
-        after = storage_of(path).read_range(base.bytes, base.bytes + 2)
-    last = before.rpartition(b"\n")[2]
-    if after.startswith((b"\n", b"\r\n")):
-        last = b""
-    if is_game_line(last) and not last_rejected():
-        raise SourceChangedError(
-            "the last game of this source was incomplete when it was converted",
-            path=path,
-            found=f"a line that continues at byte {base.bytes:,}",
-            expected="a line end there",
-            hint="Convert the file into a new store. Write whole lines, so that this cannot happen again.",
-        )
-    return FilePart(base.bytes - len(last), source.bytes, board_size)
-
-
-_LAST_LINE: Final = 1 << 17
-"""Bytes before the end of a text in which its last line begins; a line has at most 65,536."""
-
-
-def _begins_with(source: SourceFile, base: KnownSource) -> bool:
-    """Return whether a file is a text without gzip that begins with the bytes of ``base``."""
-    return (
-        base.format == "trmph"
-        and not source.problem
-        and base.bytes < source.bytes
-        and not is_gzip(storage_of(source.path).read_range(0, 2))
-        and digest_beginning(source.path, base.bytes) == base.sha256
-    )
+        # The last line was complete if a line feed ends it or has been added since.
+        before = storage.read_range(max(base.bytes - _LAST_LINE, 0), base.bytes)
+        after = storage.read_range(base.bytes, base.bytes + 2)
+    last = b"" if after.startswith((b"\n", b"\r\n")) else before.rpartition(b"\n")[2]
+    if is_game_line(last):
+        final = (pc.field("source_id") == base.source_id) & (pc.field("record") == base.facts.records - 1)
+        if not any(read_parquet(each, ["record"], final).num_rows for each in store.files("rejected")):
+            raise SourceChangedError(
+                "the last game of this source was incomplete when it was converted",
+                path=path,
+                found=f"a line that continues at byte {base.bytes:,}",
+                hint="Convert the file into a new store, and write whole lines from now on.",
+            )
+    return FilePart(base.bytes - len(last), source.bytes, store.manifest.board_size)

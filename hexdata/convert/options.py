@@ -7,12 +7,11 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
-from hexdata.checks import check_choice, check_fields, check_shares
-from hexdata.errors import ConfigError
+from hexdata.checks import check_choice, check_count, check_fields, check_shares, unusable
+from hexdata.formats import alphazero
+from hexdata.formats.registry import source_formats
 from hexdata.games.convention import CONVENTIONS
 from hexdata.pool import WorkerOptions
-
-__all__ = ["ConvertOptions", "ConvertResult"]
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,16 @@ class ConvertOptions(WorkerOptions):
         salvage: Keep the complete examples before the damage of a truncated or corrupt file. Default False.
         truncate_repeats: Cut games before the first move on an occupied cell, as the legacy tool did.
             Default False.
-        board_size: Convert only files of this board size, from 3 to 32, and skip files of other sizes.
-            Of files of KataHex, which have several sizes, only the positions of this size. Default None:
-            files of several sizes are an error.
+        board_size: Convert only games and positions of this board size, from 3 to 32, and skip files without
+            any. Those of other sizes in a file do not count towards ``max_reject_rate``. Default None: files
+            of several sizes are an error, and a file has the size of its first game or board.
+        variations: With "main", SGF games with variations are read as their first variation, and the number
+            of the others is a note on the source. Default "reject": such games are rejected.
+        format: Name of the format of all inputs, such as "sgf", for files that do not show it: SGF that does
+            not say that it is of Hex, for example. Default None: the content of each file shows it.
+        alphazero_convention: Whose stones are 1, which edges a player connects, and for whom a value of 1 is
+            a win in AlphaZero's positions, such as "mover/top-bottom/mover"; docs/howto/formats.md lists the
+            words. Default None: the games of a file must show it.
         max_positions: Maximum number of positions in the store. Files are converted as a whole, in the order
             of their names; the first one with which the store would have more, and all files after it, are
             skipped. Default None: no maximum.
@@ -53,25 +59,28 @@ class ConvertOptions(WorkerOptions):
     salvage: bool = False
     truncate_repeats: bool = False
     board_size: int | None = None
+    variations: str = "reject"
+    format: str | None = None
+    alphazero_convention: str | None = None
     max_positions: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, {"workers": 1, "memory": 0, "board_size": MIN_SIZE, "max_positions": 1})
-        if self.board_size is not None and self.board_size > MAX_SIZE:
-            raise ConfigError(
-                "board_size cannot be used",
-                found=self.board_size,
-                expected=f"a size from {MIN_SIZE} to {MAX_SIZE}",
-            )
+        least = {"workers": 1, "memory": 0, "board_size": MIN_SIZE, "max_positions": 1}
+        check_fields(self, least, flags=("salvage", "truncate_repeats"))
+        if self.board_size is not None:
+            check_count("board_size", self.board_size, MIN_SIZE, MAX_SIZE)
         super().__post_init__()
-        check_fields(self, flags=("salvage", "truncate_repeats"))
         rate: Any = self.max_reject_rate
         is_number = isinstance(rate, Real) and not isinstance(rate, bool)
         if not (is_number and 0 <= rate <= 1):
-            raise ConfigError(
-                "max_reject_rate cannot be used", found=repr(rate), expected="a number between 0 and 1"
-            )
+            raise unusable("max_reject_rate", repr(rate), "a number between 0 and 1")
         check_choice("value_convention", self.value_convention, ("auto", *CONVENTIONS))
+        check_choice("variations", self.variations, ("reject", "main"))
+        if self.format is not None:
+            check_choice("format", self.format, [each.name for each in source_formats()])
+        if self.alphazero_convention not in (None, *alphazero.CONVENTIONS):
+            expected = f"STONES/EDGES/VALUES, such as {alphazero.CONVENTIONS[0]}: {alphazero.WORDS}"
+            raise unusable("alphazero_convention", repr(self.alphazero_convention), expected)
         check_shares(self.val, self.test)
 
 

@@ -14,37 +14,40 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from hexdata.errors import Reason
+from hexdata.convert.spool import Source
+from hexdata.errors import InputError, Reason
 from hexdata.formats import RawBatch, Rejection
-from hexdata.formats.legacy.dialect import EXAMPLE_KEY, EXAMPLE_TYPES_KEY, TYPES_KEY, unescaped_key
-from hexdata.games.convention import Convention
-from hexdata.schema import EXTRA_PREFIX, MAX_EXTRAS, TARGETS, is_target, target_type
-from hexdata.store.originals import convert_values
-from hexdata.strict_json import shortened
-from hexdata.text import encodable
-
-__all__ = ["NumberCounter", "check_declared", "choose_targets", "reject_invalid", "target_columns"]
+from hexdata.formats.legacy.dialect import (
+    EXAMPLE_KEY,
+    EXAMPLE_TYPES_KEY,
+    TYPES_KEY,
+    policy_weight,
+    unescaped_key,
+)
+from hexdata.games.convention import Convention, convert_values
+from hexdata.schema import EXTRA_PREFIX, FULL_WEIGHT, MAX_EXTRAS, TARGETS, is_target, target_type
+from hexdata.text import encodable, shortened
 
 _MAX_NAMES: Final = 1024
 """Maximum number of keys of a source that are examined."""
 _MAX_NAME: Final = 63
 """Longer names are shortened in notes; they cannot be columns."""
-_MAX_INT32: Final = (1 << 31) - 1
 _MAX_FLOAT32: Final = float(np.finfo(np.float32).max)
 
-_RANGES: Final = {"root_value": (0.0, 1.0), "visits": (0.0, float(_MAX_INT32)), "weight": (0.0, _MAX_FLOAT32)}
-"""The smallest and the largest value of each column of ``schema.TARGETS``."""
-_EXPECTED: Final = {
-    "root_value": "a number from 0 to 1",
-    "visits": "an integer from 0 to 2^31 - 1",
-    "weight": "a finite number from 0",
+_NOT_OF_POSITIONS: Final = frozenset(["policy_target_trainable", "policy_target_version"])
+"""Keys of metadata with numbers that become no column: the mask is ``policy_weight``, and a version of the
+writer says nothing about a position."""
+
+_RANGES: Final = {
+    "policy_weight": (0.0, _MAX_FLOAT32, "a finite number from 0"),
+    "root_value": (0.0, 1.0, "a number from 0 to 1"),
+    "visits": (0.0, float((1 << 31) - 1), "an integer from 0 to 2^31 - 1"),
+    "weight": (0.0, _MAX_FLOAT32, "a finite number from 0"),
 }
-
-
-# Numbers in metadata
+"""The smallest and the largest value of each column of ``schema.TARGETS``, and their description."""
+_ANY_NUMBER: Final = (-math.inf, math.inf, "a number")
 
 
 def _numbers(text: str) -> Iterator[tuple[str, Any]]:
@@ -56,117 +59,97 @@ def _numbers(text: str) -> Iterator[tuple[str, Any]]:
     types = content.pop(TYPES_KEY, {})
     of_example = content.pop(EXAMPLE_KEY, {})
     types_of_example = content.pop(EXAMPLE_TYPES_KEY, {})
-    for key, value in content.items():
-        name = unescaped_key(key)
-        yield name, _plain(value, name in types)
-    for name, value in of_example.items():
-        yield name, _plain(value, name in types_of_example)
-
-
-def _plain(value: Any, typed: bool) -> Any:
-    if typed and isinstance(value, str):  # an infinite number or NaN
-        value = float(value)
-    return None if isinstance(value, float) and math.isnan(value) else value
+    weight = policy_weight(content)
+    if weight is not None:
+        yield "policy_weight", weight
+    values = [(unescaped_key(key), value, types) for key, value in content.items()]
+    values = [each for each in values if each[0] not in _NOT_OF_POSITIONS]
+    values += [(name, value, types_of_example) for name, value in of_example.items()]
+    for name, value, typed in values:
+        if name in typed and isinstance(value, str):  # an infinite number or NaN
+            value = float(value)
+        yield name, None if isinstance(value, float) and math.isnan(value) else value
 
 
 @dataclass
-class _Summary:
-    """The values of one name in a source."""
+class _Numbers:
+    """The findings on the values of one name in the metadata of a source."""
 
-    low: float = math.inf
-    high: float = -math.inf
-    is_number: bool = False
-    """Some values are numbers."""
-    whole: bool = True
-    """All numbers are integers."""
-    problem: str | None = None
-    """The reason why the values cannot be a column."""
+    name: str
+    fits: bool = True
+    """All numbers are in the range of the column of this name, if there is one."""
+    has_number: bool = False
+    problem: str = ""
+    """The reason why they cannot be a column."""
 
     def add(self, value: Any) -> None:
+        """Add a value of the metadata."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.problem = "not all values are numbers"
             return
+        self.has_number = True
+        low, high, _ = _RANGES.get(self.name, _ANY_NUMBER)
+        self.fits &= low <= value <= high and (self.name != "visits" or value == int(value))
+        # An integer above 2^53 may have no float64; NaN stands for one that is too large for any.
         try:
-            self.is_number = True
-            number = float(value)
+            exact = float(value)
         except OverflowError:
-            number = math.nan
-        if number != value:
+            exact = math.nan
+        if exact != value:
             self.problem = "numbers that float64 cannot hold"
-            return
-        self.low, self.high = min(self.low, number), max(self.high, number)
-        self.whole = self.whole and number.is_integer()
-
-    def fits(self, target: str) -> bool:
-        """Return whether all numbers are in the range of a column of ``TARGETS``."""
-        low, high = _RANGES[target]
-        return low <= self.low and self.high <= high and (target != "visits" or self.whole)
 
 
 class NumberCounter:
     """Finds the numbers in the metadata of a source, batch by batch."""
 
     def __init__(self) -> None:
-        self._found: dict[str, _Summary] = {}
+        self._found: dict[str, _Numbers] = {}
         self._ignored = False
 
     def add(self, texts: pa.Array) -> None:
         """Add the column ``metadata`` of a raw batch."""
         if texts.null_count == len(texts):
             return
+        # Positions often share a text, which is parsed once.
         for text in texts.dictionary_encode().dictionary.to_pylist():
-            seen = set()
+            here = set()
             for name, value in _numbers(text):
                 if value is None:
                     continue
                 name = encodable(name if len(name) <= _MAX_NAME else shortened(name))
-                summary = self._found.get(name)
-                if summary is None:
-                    if len(self._found) >= _MAX_NAMES:
-                        self._ignored = True
-                        continue
-                    summary = self._found[name] = _Summary()
-                if name in seen:
-                    summary.problem = "stated twice in an example"
-                seen.add(name)
-                summary.add(value)
+                if name not in self._found and len(self._found) >= _MAX_NAMES:
+                    self._ignored = True
+                    continue
+                own = self._found.setdefault(name, _Numbers(name))
+                # The example and its metadata have this key, and there is one column.
+                if name in here:
+                    own.problem = "stated twice in an example"
+                here.add(name)
+                own.add(value)
 
     def columns(self) -> tuple[list[str], dict[str, str], list[str]]:
         """Return the columns that the source can have, the numbers that cannot be columns, and notes.
 
         Returns:
-            The names of the columns, sorted; the reason for each name whose numbers stay in the metadata;
-            and notes on the source.
+            The names of the columns; the reason for each name whose numbers stay in the metadata; and notes
+            on the source.
         """
-        columns: dict[str, str] = {}
-        left_out: dict[str, str] = {}
-        notes = []
-        for name, summary in sorted(self._found.items()):
-            if not summary.is_number:
-                continue
-            column = EXTRA_PREFIX + name
-            if name in TARGETS and summary.problem is None:
-                if summary.fits(name):
+        columns, left_out, notes = [], {}, []
+        for name, own in sorted(self._found.items()):
+            column, problem = EXTRA_PREFIX + name, own.problem
+            if name in TARGETS and not problem:
+                if own.fits:
                     column = name
                 else:
-                    notes.append(
-                        f"{name} is the column {column}: its values, from {summary.low:g} to "
-                        f"{summary.high:g}, are not always {_EXPECTED[name]}"
-                    )
-            problem = summary.problem
-            if problem is None and not is_target(column):
-                problem = "the name is not one of a column"
-            if problem is None and column.lower() in columns:
-                problem = f"the name differs from {columns[column.lower()]} only in case"
-            if problem is None and len(columns) >= MAX_EXTRAS + len(TARGETS):
-                problem = f"more than {MAX_EXTRAS} columns"
-            if problem is None:
-                columns[column.lower()] = column
-            else:
-                left_out[name] = problem
+                    expected = _RANGES[name][2]
+                    notes.append(f"{name} is the column {column}: its values are not always {expected}")
+            if own.has_number and (problem or not is_target(column)):
+                left_out[name] = problem or "the name is not one of a column"
+            elif own.has_number:
+                columns.append(column)
         if self._ignored:
             notes.append(f"only the first {_MAX_NAMES:,} keys of its metadata were examined for numbers")
-        return sorted(columns.values()), left_out, notes
+        return columns, left_out, notes
 
 
 def target_columns(
@@ -179,36 +162,27 @@ def target_columns(
         columns: Names of the columns.
         convention: Value convention of the source, from which ``root_value`` is converted.
     """
-    missing = [name for name in columns if name not in raw.schema.names]
-    numbers = _parsed(raw.column("metadata"), missing) if missing else {}
-    result = {}
-    for name in columns:
-        if name in raw.schema.names:
-            values = raw.column(name)
-        else:
-            values = pa.array(numbers[name], mask=np.isnan(numbers[name]))
-        if name == "root_value":
-            given = values.to_numpy(zero_copy_only=False)
-            values = pa.array(convert_values(given, convention), mask=np.isnan(given))
-        result[name] = values.cast(target_type(name))
-    return result
-
-
-def _parsed(texts: pa.Array, columns: Sequence[str]) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the numbers of these columns in texts of ``metadata``, (N,); NaN where there is none."""
+    # If the reader gives all columns, metadata need not be parsed.
+    is_complete = set(columns) <= set(raw.schema.names)
+    texts = pa.nulls(raw.num_rows, pa.string()) if is_complete else raw.column("metadata")
     encoded = texts.dictionary_encode()
-    distinct = encoded.dictionary.to_pylist()
+    distinct, codes = encoded.dictionary.to_pylist(), encoded.indices.fill_null(-1).to_numpy()
     index = {name.removeprefix(EXTRA_PREFIX): number for number, name in enumerate(columns)}
     table = np.full((len(columns), len(distinct) + 1), np.nan)  # the last column is for null
     for row, text in enumerate(distinct):
         for name, value in _numbers(text):
             if name in index and value is not None:
                 table[index[name], row] = value
-    codes = encoded.indices.fill_null(len(distinct)).to_numpy(zero_copy_only=False)
-    return {name: table[number][codes] for number, name in enumerate(columns)}
-
-
-# Columns of readers
+    result = {}
+    for name, numbers in zip(columns, table, strict=True):
+        is_given = name in raw.schema.names
+        values = raw.column(name) if is_given else pa.array(numbers[codes], from_pandas=True)
+        if name == "root_value":
+            given = values.to_numpy(zero_copy_only=False)
+            values = pa.array(convert_values(given, convention), from_pandas=True)
+        values = values.cast(target_type(name))
+        result[name] = values.fill_null(FULL_WEIGHT) if name == "policy_weight" else values
+    return result
 
 
 def check_declared(targets: Sequence[str]) -> None:
@@ -218,10 +192,9 @@ def check_declared(targets: Sequence[str]) -> None:
         ValueError: A name is not one of an optional column, two names are equal ignoring case, or there are
             too many columns.
     """
-    if not all(map(is_target, targets)) or len({name.lower() for name in targets}) < len(targets):
+    distinct, extras = {name.lower() for name in targets}, sum(name not in TARGETS for name in targets)
+    if len(distinct) < len(targets) or extras > MAX_EXTRAS or not all(map(is_target, targets)):
         raise ValueError(f"the reader declares invalid targets: {list(targets)}")
-    if sum(name not in TARGETS for name in targets) > MAX_EXTRAS:
-        raise ValueError(f"the reader declares more than {MAX_EXTRAS} targets with {EXTRA_PREFIX}")
 
 
 def reject_invalid(batch: RawBatch, targets: Iterable[str]) -> RawBatch:
@@ -231,18 +204,15 @@ def reject_invalid(batch: RawBatch, targets: Iterable[str]) -> RawBatch:
         batch: The batch.
         targets: Its optional columns.
     """
-    positions = batch.positions
-    rejected: dict[int, Rejection] = {}
+    positions, rejected = batch.positions, dict[int, Rejection]()
     for name in targets:
         column = positions.column(name)
         values = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        low, high = _RANGES.get(name, (-math.inf, math.inf))
-        with np.errstate(invalid="ignore"):
-            valid = (values >= low) & (values <= high)
-        valid |= column.is_null().to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(~valid).tolist():
+        low, high, expected = _RANGES.get(name, _ANY_NUMBER)
+        valid = (values >= low) & (values <= high)  # not NaN
+        for row in np.flatnonzero(~valid & column.is_valid().to_numpy(zero_copy_only=False)).tolist():
+            detail = f"{name}: found {values[row]:g}; expected {expected}"
             record = positions.column("record")[row].as_py()
-            detail = f"{name}: found {values[row]:g}; expected {_EXPECTED.get(name, 'a number')}"
             rejected.setdefault(row, Rejection(record, Reason.TARGET_RANGE, detail))
     if not rejected:
         return batch
@@ -252,39 +222,39 @@ def reject_invalid(batch: RawBatch, targets: Iterable[str]) -> RawBatch:
     return RawBatch(positions.filter(pa.array(kept)), merged)
 
 
-# Columns of a store
+def choose_columns(sources: Sequence[Source], known: Sequence[str]) -> tuple[str, ...]:
+    """Choose the optional columns of each source; return those of the store.
 
-
-def choose_targets(
-    known: Sequence[str], sources: Iterable[Sequence[str]]
-) -> tuple[list[list[str]], list[dict[str, str]], list[str]]:
-    """Choose the optional columns of sources so that a store has distinct names, and not too many.
+    Columns that readers give have precedence, since they exist nowhere else, while numbers of metadata stay
+    in it. The others that a source cannot have are added to ``not_targets`` of its facts.
 
     Args:
-        known: Columns that the store has.
-        sources: The columns that each source can have, in the order of their ids.
+        sources: The sources.
+        known: The columns that the store has.
 
-    Returns:
-        For each source, the chosen columns and the reason for each name that is left out; and the columns of
-        the store, sorted.
+    Raises:
+        InputError: The store cannot have a column that a reader gives.
     """
-    names = {name.lower(): name for name in known}
-    extras = sum(name not in TARGETS for name in known)
-    chosen: list[list[str]] = []
-    left_out: list[dict[str, str]] = []
-    for columns in sources:
-        own: list[str] = []
-        others: dict[str, str] = {}
-        for name in columns:
-            taken, given = names.get(name.lower()), name.removeprefix(EXTRA_PREFIX)
-            if taken is None and name not in TARGETS and extras >= MAX_EXTRAS:
-                others[given] = f"the store has {MAX_EXTRAS} columns with {EXTRA_PREFIX} already"
-            elif taken not in (None, name):
-                others[given] = f"the name differs from {taken} of the store only in case"
-            else:
-                extras += taken is None and name not in TARGETS
-                names[name.lower()] = name
-                own.append(name)
-        chosen.append(own)
-        left_out.append(others)
-    return chosen, left_out, sorted(names.values())
+    stored = {name.lower(): name for name in known}
+    for source in sources:
+        for name in source.facts.declared:
+            if problem := _add_column(stored, name):
+                reason = f"the store cannot have the column {name} of this file: {problem}"
+                raise InputError(reason, path=source.name, hint="Convert it into a new store.")
+    for source in sources:
+        problems = {name: _add_column(stored, name) for name in source.facts.targets}
+        source.targets = tuple(name for name, problem in problems.items() if not problem)
+        left_out = {name.removeprefix(EXTRA_PREFIX): each for name, each in problems.items() if each}
+        source.facts.not_targets = source.facts.not_targets | left_out
+    return tuple(sorted(stored.values()))
+
+
+def _add_column(stored: dict[str, str], name: str) -> str:
+    """Add an optional column to those of a store, by lower-case name; return why it cannot have it, or ""."""
+    same = stored.setdefault(name.lower(), name)
+    if same != name:
+        return f"the name differs from {same} of the store only in case"
+    if sum(each not in TARGETS for each in stored.values()) > MAX_EXTRAS:
+        del stored[name.lower()]
+        return f"the store has {MAX_EXTRAS} columns with {EXTRA_PREFIX} already"
+    return ""

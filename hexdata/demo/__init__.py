@@ -13,20 +13,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hexdata.checks import check_fields, check_seed
 from hexdata.demo.games import make_games
 from hexdata.engine import LOCAL
 from hexdata.errors import ConfigError, StoreError
 from hexdata.formats.legacy.writer import write_legacy
 from hexdata.formats.trmph import TrmphReader, write_trmph
 from hexdata.games.findings import TIER_SIZES
+from hexdata.json_models import Count
 from hexdata.order import derive_key, sort_key
-from hexdata.pool import default_workers
 from hexdata.progress import SILENT, Progress
-from hexdata.storage import add_path_to_disk_full, local_path, storage_of
-from hexdata.store.disk_space import translate_disk_full
-from hexdata.store.files import write_bytes
-from hexdata.store.ledger import Ledger
-from hexdata.strict_json import Count
+from hexdata.storage import local_path, storage_of, translate_errors
+from hexdata.storage.errors import add_path_to_error
+from hexdata.store.files import Ledger, write_bytes
+from hexdata.system import default_workers
 from hexdata.temporary import temporary_folder
 
 __all__ = ["DemoOptions", "DemoResult", "make_legacy"]
@@ -61,23 +61,23 @@ class DemoOptions:
         seed: Seed of the games. Default 7. Game i of a seed does not depend on ``games``.
     """
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
-
     games: int = 1_500
     seed: int = 7
 
     def __post_init__(self) -> None:
-        if self.games < 1:
-            raise ConfigError("games must be at least 1", found=self.games)
+        check_fields(self, {"games": 1})
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True)
 class DemoResult:
-    """Numbers of games, positions and files written."""
+    """Numbers of games, positions and files of a demo."""
 
     games: int
     positions: int
     files: int
+    already_done: bool = False
+    """Whether the folder already contained all files."""
 
 
 @dataclass(frozen=True)
@@ -120,18 +120,19 @@ def make_legacy(
     options = options or DemoOptions()
     target = local_path(folder, FOLDER)
     files = _files(options)
-    with translate_disk_full(target):
+    with translate_errors(target):
         ledger = _open_ledger(target, options)
         progress.begin("make games", options.games, "games")
-        progress.advance(sum(file.games for file in files if file.name in ledger))
-        todo = [file for file in files if file.name not in ledger]
+        progress.advance(sum(file.games for file in files if file.name in ledger.done))
+        todo = [file for file in files if file.name not in ledger.done]
         with _temporaries_removed(target), temporary_folder("demo") as scratch:
             tasks = [(file, target, scratch) for file in todo]
             workers = default_workers()
             for index, positions in LOCAL.run(_write, tasks, workers=workers, memory=WORKER_MEMORY):
                 ledger.finish(todo[index].name, positions)
                 progress.advance(todo[index].games)
-    return DemoResult(options.games, sum(ledger[file.name] for file in files), len(files))
+    positions = sum(ledger.done[file.name] for file in files)
+    return DemoResult(options.games, positions, len(files), already_done=not todo)
 
 
 @contextmanager
@@ -156,15 +157,17 @@ def _open_ledger(folder: Path, options: DemoOptions) -> Ledger:
         raise ConfigError(
             "the demo in this folder is damaged", path=folder, hint="Remove the folder."
         ) from error
+    # Before any other file: a folder that has files but no ledger is refused.
     if not path.exists():
         ledger.finish(_BEGUN, 0)
-    if _BEGUN not in ledger:
+    if _BEGUN not in ledger.done:
         raise ConfigError(
             "the folder contains another demo",
             path=folder,
             expected=f"{options.games} games of seed {options.seed}",
             hint="Use another folder, or remove this one.",
         )
+    # Only after the checks above, because another folder must remain as it is.
     storage_of(folder).remove_unfinished()
     return ledger
 
@@ -183,15 +186,17 @@ def _write(file: _File, folder: Path, scratch: Path) -> int:
     """Write one file in a worker and return its number of positions."""
     games = list(make_games(file.games, file.seed, BOARD_SIZE, file.start))
     positions = sum(len(game.moves) + 1 for game in games)
+    # All layouts start from a text of the games, as in the legacy pipeline, so the reader makes the
+    # positions.
     raw = scratch / file.raw_name
-    with add_path_to_disk_full(raw):
+    with add_path_to_error(raw):
         write_trmph(raw, games, BOARD_SIZE)
     if file.layout == "trmph":
         write_bytes(folder / file.name, raw.read_bytes())
         return positions
     with storage_of(folder / file.name).publish() as target:
         write_legacy(
-            cast(BinaryIO, target),
+            cast("BinaryIO", target),
             _processed(raw, file),
             board_size=BOARD_SIZE,
             dialect=DIALECTS[file.layout],

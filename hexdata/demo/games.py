@@ -17,8 +17,6 @@ import numpy.typing as npt
 from hexdata.board import check_board_size
 from hexdata.order import derive_key, uniform_draw
 
-__all__ = ["DemoGame", "make_game", "make_games"]
-
 _BOOK_SHARE: Final = 0.75
 """Share of games that start with an opening from the book."""
 _BOOK_LINES: Final = 64
@@ -72,6 +70,7 @@ def make_game(number: int, seed: int, board_size: int = 13) -> DemoGame:
 def _opening(line: int, seed: int, board_size: int) -> tuple[int, ...]:
     """Return an opening of the book of a seed: the first 2 to 6 moves of a separate game."""
     draw = _stream(derive_key(seed, "demo", "opening", line))
+    # Short openings, so that games share their beginning and differ after it.
     length = 2 + int(5 * draw())
     return tuple(_play(draw, board_size, ())[0][:length])
 
@@ -170,6 +169,7 @@ def _shortest_way(own: int, free: int, edges: tuple[int, int], n: int, draw: Dra
         steps.append(step)
         chains.append(chain)
     way, target = 0, goal
+    # Step 0 has no empty cell: it is the own stones that are connected to the first edge.
     for step, chain in zip(steps[:0:-1], chains[:0:-1], strict=True):
         leading = step & (target | _around(_flood(chain & target, chain, n), n))
         cell = _any_of(leading, draw)
@@ -227,12 +227,14 @@ def _play(draw: Draw, n: int, opening: tuple[int, ...]) -> tuple[list[int], int]
         for ends, carrier in saves.get(last, ()):
             if stones[player] & ends == ends and carrier & free and draw() < _SAVE:
                 return carrier
+        # The sum of different one-cell sets is their union.
         near = _around(sum(moves[-2:]), n) & free
         if near and draw() < _NEAR:
             return _any_of(near, draw)
         if draw() < aimless:
             return _any_of(free, draw)
         side = 1 - player if draw() < _BLOCK else player
+        # A path is kept until it is complete or the opponent has a stone on it, since the search is slow.
         if not ways[side] & free or ways[side] & stones[1 - side]:
             ways[side] = _shortest_way(stones[side], free, edges[side], n, draw)
         return _any_of(ways[side] & free, draw)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from hexdata.board import BLUE, RED, check_board_size
+from hexdata.checks import check_choice
 from hexdata.errors import ConfigError
 
-__all__ = ["Diagram", "Shades", "fact_lines"]
-
 Scale = Literal["linear", "sqrt"]
-_SCALES: Final = ("linear", "sqrt")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,22 +43,21 @@ class Shades:
     def __post_init__(self) -> None:
         values = np.asarray(self.values, dtype=np.float64).ravel()
         object.__setattr__(self, "values", values)
-        known = values[~np.isnan(values)]
-        if (known < 0).any() or np.isinf(known).any():
-            wrong = known[(known < 0) | np.isinf(known)][0]
-            raise ConfigError("shades need finite numbers that are not negative", found=wrong)
+        wrong = values[(values < 0) | np.isinf(values)]
+        if len(wrong):
+            raise ConfigError(f"shades need finite numbers that are not negative; found {wrong[0]}")
         if self.texts is not None and len(self.texts) != len(values):
-            raise ConfigError("shades need one text per cell", found=len(self.texts), expected=len(values))
-        if self.scale not in _SCALES:
-            raise ConfigError("unknown scale", found=self.scale, expected=" or ".join(_SCALES))
+            raise ConfigError(f"shades need a text for each of {len(values)} cells; found {len(self.texts)}")
+        check_choice("scale", self.scale, get_args(Scale))
         if self.top is not None and not self.top > 0:
-            raise ConfigError("top must be above 0", found=self.top)
+            raise ConfigError(f"top must be above 0; found {self.top}")
 
     @property
     def maximum(self) -> float:
         """Number of the darkest shade; 0 if there are no numbers."""
         if self.top is not None:
             return self.top
+        # Cells without a shade are NaN, which `max` would return.
         known = self.values[~np.isnan(self.values)]
         return float(known.max()) if len(known) else 0.0
 
@@ -119,21 +116,14 @@ class Diagram:
         planes = np.zeros((2, n, n), dtype=bool) if self.planes is None else np.asarray(self.planes) != 0
         object.__setattr__(self, "planes", planes)
         if planes.shape != (2, n, n):
-            raise ConfigError("wrong shape of planes", found=planes.shape, expected=(2, n, n))
+            raise ConfigError(f"planes must have the shape {(2, n, n)}; found {planes.shape}")
         if self.shades is not None and len(self.shades.values) != n * n:
-            raise ConfigError(
-                "shades need one number per cell", found=len(self.shades.values), expected=n * n
-            )
-        cells = {"last move": self.last_move, "next move": self.next_move}
-        for name, cell in [
-            *cells.items(),
-            *(("number", cell) for cell in self.numbers),
-            *(("differing cell", cell) for cell in self.differing),
-        ]:
+            raise ConfigError(f"shades need {n * n} numbers, one a cell; found {len(self.shades.values)}")
+        for cell in (self.last_move, self.next_move, *self.numbers, *self.differing):
             if cell is not None and not 0 <= cell < n * n:
-                raise ConfigError(f"the {name} is not on the board", found=cell, expected=f"0 to {n * n - 1}")
+                raise ConfigError(f"a cell must be from 0 to {n * n - 1}; found {cell}")
         if self.player not in (None, BLUE, RED):
-            raise ConfigError("unknown player", found=self.player, expected=f"{BLUE} or {RED}")
+            raise ConfigError(f"player must be {BLUE} or {RED}; found {self.player}")
 
     def stones(self, player: int) -> list[int]:
         """Return the cell indices of a player's stones, ascending."""

@@ -1,4 +1,4 @@
-"""The local engine: processes for tasks that compute, threads for tasks that wait for the disk or hash.
+"""The local engine: runs the tasks of a stage in processes of this machine.
 
 The processes are loky's, which do not import the caller's main module, so that a stage may be called
 from any script or notebook. One worker means this process, without a pool. Nothing is repeated here.
@@ -11,57 +11,86 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
 from typing import Any, Final, TypeVar
 
-from hexdata.engine.protocol import Machines
 from hexdata.errors import HexdataError
 from hexdata.extras import hide_pandas
-from hexdata.pool import default_workers
 from hexdata.storage import AnyPath
-from hexdata.system import block_interrupts, has_ended
+from hexdata.system import block_interrupts, default_workers, has_ended
 from hexdata.temporary import temporary_path
 
-__all__ = ["LOCAL", "LocalEngine"]
-
 Result = TypeVar("Result")
-Task = tuple[Any, ...]
+Tasks = Iterable[tuple[Any, ...]]
 
+_LITTLE_WORK: Final = 4.0
+"""Estimated CPU seconds of work that two workers, which start for a second each, do not finish earlier."""
 _QUEUED: Final = 2
 """Tasks submitted per worker: one that runs, and one to start as soon as it ends."""
 
 
-class LocalEngine:
-    """Runs tasks on this machine."""
+class Engine:
+    """Runs the tasks of a stage on this machine. A subclass may run them on others.
+
+    A task is a pure function that writes its files atomically. Running it twice is harmless, and the bytes
+    written do not depend on the engine.
+
+    Attributes:
+        remote: Whether tasks run on other machines. They must see the same files under the same paths.
+    """
+
+    remote: bool = False
 
     @property
-    def machines(self) -> Machines:
-        """This machine."""
-        return Machines(1, default_workers(), separate=False)
+    def machines(self) -> int:
+        """Number of machines that run tasks."""
+        return 1
 
-    def require(self, paths: Sequence[AnyPath], folder: AnyPath | None = None) -> None:
-        """Do nothing: workers on this machine see the same code and files."""
+    @property
+    def cores(self) -> int:
+        """Number of cores that tasks may use on each machine; the maximum if they differ."""
+        return default_workers()
+
+    def cores_for(self, work: float) -> int:
+        """Return the number of cores of each machine to use: 1 for little work that runs in this process.
+
+        Args:
+            work: Approximate CPU seconds of all tasks together.
+        """
+        return 1 if work < _LITTLE_WORK and not self.remote else self.cores
+
+    def sharing(self, folder: AnyPath) -> AbstractContextManager[None]:  # noqa: ARG002
+        """Return a context in which a task raises an ``EngineError`` on a machine that sees another folder.
+
+        Args:
+            folder: Folder for a small file while the context lasts.
+        """
+        return nullcontext()
 
     def run(
-        self,
-        function: Callable[..., Result],
-        tasks: Iterable[Task],
-        *,
-        workers: int,
-        memory: int,
-        cores: int = 1,
+        self, function: Callable[..., Result], tasks: Tasks, *, workers: int, memory: int, cores: int = 1
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks in processes. See :meth:`hexdata.engine.protocol.Engine.run` for the arguments.
+        """Run ``function(*task)`` for each task; yield (index of the task, result) in order of completion.
 
-        ``memory`` and ``cores`` are not enforced.
+        Tasks are taken from the iterable as workers become free. An exception in a task, or in the caller
+        between results (such as Ctrl-C), ends all tasks and is raised.
+
+        Args:
+            function: Function at module level, so that workers can import it.
+            tasks: Arguments of each task.
+            workers: Number of tasks to run at a time on each machine.
+            memory: Memory that a task may use, in bytes. Not enforced on this machine.
+            cores: Number of cores that a task uses. Default 1. Not enforced on this machine.
 
         Raises:
             HexdataError: A worker process died, for example because it was killed or memory ran out.
         """
         del memory, cores
         todo = iter(tasks)
+        # Taken before the pool exists: a single task, or a single worker, needs no other process.
         first = list(islice(todo, max(workers, 1)))
         if len(first) <= 1:
             for index, task in enumerate(chain(first, todo)):
@@ -81,60 +110,40 @@ class LocalEngine:
                 initargs=(os.getpid(),),
                 env={"ARROW_DEFAULT_MEMORY_POOL": "system"},  # mimalloc needs some 30 MB more per worker
             )
-        finished = False
+        left, futures = enumerate(chain(first, todo)), dict[Future[Result], int]()
         try:
-            yield from _run_in(executor, function, chain(first, todo), _QUEUED * len(first))
-            finished = True
+            while True:
+                with block_interrupts():  # a worker may be started here
+                    for index, task in islice(left, _QUEUED * len(first) - len(futures)):
+                        futures[executor.submit(function, *task)] = index
+                if not futures:
+                    return
+                for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                    yield futures.pop(future), future.result()
         except TerminatedWorkerError as error:
             raise HexdataError(
                 "a worker process died",
+                # loky's message has the exit codes after these words.
                 found=f"exit codes {str(error).rpartition('workers are ')[2].splitlines()[0]}",
                 hint="If memory ran out, use fewer workers. Run the command again to resume.",
             ) from error
-        finally:
-            executor.shutdown(wait=True, kill_workers=not finished)
-
-    def run_light(
-        self, function: Callable[..., Result], tasks: Iterable[Task], *, workers: int
-    ) -> Iterator[tuple[int, Result]]:
-        """Run tasks in threads.
-
-        After an exception, running tasks are completed and the others are not started.
-        """
-        with ThreadPoolExecutor(max_workers=workers) as executor:
-            try:
-                yield from _run_in(executor, function, tasks, _QUEUED * workers)
-            finally:
-                executor.shutdown(wait=False, cancel_futures=True)
+        finally:  # after an error or if the caller takes no more results, tasks are left
+            executor.shutdown(wait=True, kill_workers=bool(futures))
 
 
-LOCAL: Final = LocalEngine()
-
-
-def _run_in(
-    executor: Executor, function: Callable[..., Result], tasks: Iterable[Task], limit: int
-) -> Iterator[tuple[int, Result]]:
-    """Submit up to ``limit`` tasks at a time and yield results in order of completion."""
-    todo = enumerate(tasks)
-    futures: dict[Future[Result], int] = {}
-    while True:
-        with block_interrupts():  # a worker may be started here
-            for index, task in islice(todo, limit - len(futures)):
-                futures[executor.submit(function, *task)] = index
-        if not futures:
-            return
-        for future in wait(futures, return_when=FIRST_COMPLETED).done:
-            yield futures.pop(future), future.result()
+LOCAL: Final = Engine()
 
 
 def _start_worker(parent: int) -> None:
     """Initialize a worker: ignore Ctrl-C, and exit when the parent has exited."""
+
+    def exit_with_parent() -> None:
+        # A parent that was killed cannot end its workers, which would wait for tasks forever.
+        while not has_ended(parent):
+            time.sleep(0.2)
+        # ``sys.exit`` would end only this thread.
+        os._exit(1)
+
     hide_pandas()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # workers started later do not inherit the mask
-    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
-
-
-def _exit_with(parent: int) -> None:
-    while not has_ended(parent):
-        time.sleep(0.2)
-    os._exit(1)
+    threading.Thread(target=exit_with_parent, daemon=True).start()

@@ -5,57 +5,35 @@ Each shard is written by one task that depends on its arguments and the buckets 
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar, Final
+from functools import partial
+from itertools import chain
+from typing import ClassVar, Final
 
-import numpy as np
-import pyarrow as pa
+from msgspec.structs import asdict
 
-from hexdata.cards import write_cards
-from hexdata.checks import check_choice, check_fields, check_options
+from hexdata.checks import check_choice, check_count, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
-from hexdata.export.run import ExportFile, ExportRun, ReplacingOptions
+from hexdata.export.run import ExportFile, ExportRun, ReplacingOptions, exporting
 from hexdata.progress import SILENT, Progress
-from hexdata.retry import repeats_on_disk
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.shards.block_check import find_bad_row
-from hexdata.shards.blocks import Block, block_fields, columns_to_block
+from hexdata.shards.block_check import find_bad_value
+from hexdata.shards.blocks import block_fields, columns_to_block
 from hexdata.shards.format import ShardWriter, block_samples
-from hexdata.shards.manifest import (
-    LAYOUTS,
-    MANIFEST_NAME,
-    MAX_SIZE_OF_SHARDS,
-    FieldSpec,
-    ShardEntry,
-    ShardManifest,
-    max_offsets,
-)
+from hexdata.shards.manifest import LAYOUTS, MANIFEST_NAME, MAX_SIZE_OF_SHARDS, ShardEntry, ShardManifest
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath, storage_of
+from hexdata.storage.errors import VERIFY_HINT
 from hexdata.store import Store
-from hexdata.store.arrow_memory import arrow_system_memory
-from hexdata.store.commands import RunRecord
-from hexdata.store.files import FileFacts, write_bytes
-from hexdata.store.integrity import find_damage, rebuild_command, removed_buckets_error
-from hexdata.store.journal import journaled
-from hexdata.store.parquet import ROW_GROUP_ROWS, ParquetFiles, ParquetRows, open_parquet, read_rows, regroup
-from hexdata.store.session import duckdb_session, read_parquet_sql
-from hexdata.strict_json import MAX_JSON_BYTES, MAX_JSON_VALUES
+from hexdata.store.files import write_bytes
+from hexdata.store.integrity import find_damage, rebuild_command, require_buckets, require_intact
+from hexdata.store.parquet import ROW_GROUP_ROWS, ParquetRows, open_parquet, read_rows, regroup
 
-__all__ = ["ExportOptions", "ExportResult", "export_shards"]
-
-
-_MEMBER_BYTES: Final = 2048
-"""Maximum size of the headers and the padding of one member of a shard."""
-_BLOCKS_OF_A_SHARD: Final = 16
-"""Minimum number of blocks per shard of the sizes that an error proposes."""
-_REMOVED_AT_ONCE: Final = 8
-"""Buckets that are removed at the same time. In an object store, each takes a request."""
+_MAX_ENTRIES: Final = 3_900_000
+"""Maximum number of entries of a shard manifest that is written. Each has at most 16 bytes and one value, so
+that readers accept it; 16 kB and 512 values are left for the rest."""
 
 
 @dataclass(frozen=True)
@@ -90,24 +68,16 @@ class ExportOptions(ReplacingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, {"shard_size": 1, "block_size": 1})
-        if max(self.shard_size, self.block_size) > MAX_SIZE_OF_SHARDS:
-            raise ConfigError(
-                "shard_size and block_size are too large",
-                found=f"{self.shard_size} and {self.block_size}",
-                expected=f"at most {MAX_SIZE_OF_SHARDS}",
-            )
+        check_fields(self, flags=("free_buckets",))
+        for name in ("shard_size", "block_size"):
+            object.__setattr__(self, name, check_count(name, getattr(self, name), 1, MAX_SIZE_OF_SHARDS))
+        # Otherwise a shard would end with a short block, and rows of blocks could not be computed from sizes.
         if self.shard_size % self.block_size:
+            hint = "Give both: --block-size divides --shard-size, such as 4096 and 262144."
             raise ConfigError(
-                "shard_size must be a multiple of block_size",
-                found=f"{self.shard_size} and {self.block_size}",
-                hint="Give both: --block-size divides --shard-size, such as 4096 and 262144.",
+                f"shard_size {self.shard_size} must be a multiple of block_size {self.block_size}", hint=hint
             )
         check_choice("layout", self.layout, LAYOUTS)
-        if not isinstance(self.free_buckets, bool):
-            raise ConfigError(
-                "free_buckets cannot be used", found=self.free_buckets, expected="True or False"
-            )
 
 
 @dataclass(frozen=True)
@@ -134,87 +104,6 @@ class ExportResult:
     resumed: int
     already_done: bool = False
     buckets_removed: int = 0
-
-
-@dataclass(frozen=True)
-class _ShardFile:
-    """One shard to write."""
-
-    rows: ParquetRows
-    """The rows of the buckets that the shard contains."""
-    first_block: int
-    """Number of the first block within the split."""
-    block_size: int
-    board_size: int
-    with_policy: bool
-    targets: tuple[str, ...]
-    layout: str
-
-    @property
-    def positions(self) -> int:
-        return self.rows.stop - self.rows.start
-
-    @property
-    def paths(self) -> list[AnyPath]:
-        """Paths of the buckets."""
-        return [path for path, _ in self.rows.files]
-
-    def write(self, path: AnyPath) -> ShardEntry:
-        schema = positions_schema(self.board_size, self.targets)
-        with storage_of(path).publish(replace=False) as file:
-            writer = ShardWriter(file)  # type: ignore[arg-type]
-            blocks = regroup(read_rows(self.rows, schema), schema, self.block_size)
-            for key, table in enumerate(blocks, start=self.first_block):
-                self._check_policies(table)
-                block = columns_to_block(table, self.with_policy, self.targets)
-                self._check_values(block, f"block {key} of {path.name}")
-                if self.layout == "blocks":
-                    writer.write_block(key, block)
-                else:
-                    for position_id, sample in block_samples(block):
-                        writer.write_sample(position_id, sample)
-            writer.close()
-            entry = writer.entry(path.name, file.sha256)
-            if entry.positions != self.positions:
-                raise StoreError(
-                    "the buckets do not contain every position of the shard",
-                    path=path,
-                    found=f"{entry.positions:,}",
-                    expected=f"{self.positions:,}",
-                    hint="Run `hexdata verify` to list the damaged files.",
-                )
-            return entry
-
-    def _check_policies(self, rows: pa.Table) -> None:
-        """Check that no position has a policy if the shard has no policies.
-
-        Raises:
-            StoreError: A position has one, so the number in the manifest is wrong.
-        """
-        if not self.with_policy and rows["policy"].null_count < rows.num_rows:
-            raise StoreError(
-                "the shuffled positions contain policies, but the manifest records none",
-                path=self.rows.files[0][0].parent,
-                hint="Run `hexdata verify` to check the store.",
-            )
-
-    def _check_values(self, block: Block, name: str) -> None:
-        """Check a block for values that every reader of shards refuses.
-
-        Raises:
-            StoreError: The buckets contain such a value.
-        """
-        for column, array in block.items():
-            bad = find_bad_row(column, array, self.board_size, len(block["position_id"]))
-            if bad is not None:
-                raise StoreError(
-                    "the shuffled positions contain an invalid value",
-                    path=self.rows.files[0][0].parent,
-                    record=f"row {bad.row} of {name}",
-                    found=f"{column} {bad.found}",
-                    expected=bad.expected,
-                    hint="Run `hexdata verify` to list the damaged files.",
-                )
 
 
 def export_shards(
@@ -244,308 +133,260 @@ def export_shards(
         BudgetError: The workers do not fit into the memory, or the disk is full.
         EngineError: A machine of ``engine`` differs from this one or cannot access the store.
     """
-    settings = check_options(options, ExportOptions)
-    target = Store.open(store, shares_work=engine.machines.separate)
-    with target.writing("export", RunRecord.of(settings)), journaled(target.path, "export") as journal:
-        target.require_stage("shuffle")
-        engine.require([], target.path)
-        with arrow_system_memory():
-            export = _ShardExport(target, settings, progress, engine)
-            resumed, already_done = export.run()
-        write_database(target)
-        write_cards(target)
-        lineage = target.manifest.stages["export"]
-        result = ExportResult(
-            positions=lineage["positions"],
-            splits=lineage["splits"],
-            shards=lineage["shards"],
-            bytes=sum(facts.bytes for facts in target.manifest.files_in("shards").values()),
-            digest=lineage["digest"],
-            resumed=resumed,
-            already_done=already_done,
-            buckets_removed=export.buckets_removed,
-        )
-        if not already_done:
-            journal.finish(positions=result.positions, bytes=result.bytes, resumed=resumed > 0)
-        return result
+    settings, removed = check_options(options, ExportOptions), 0
+    with exporting(store, "export", settings, progress, engine) as run:
+        if not run.is_done:
+            removed = _write_shards(run, settings)
+        elif settings.free_buckets:
+            removed = _remove_buckets(run.store)
+        # Also if the export was already there: a run that was killed after publishing has not written it.
+        write_database(run.store)
+    lineage = run.store.manifest.stages["export"]
+    facts = {name: lineage[name] for name in ("positions", "splits", "shards", "digest")}
+    facts |= {"bytes": run.bytes, "resumed": run.resumed}
+    return ExportResult(**facts, already_done=run.is_done, buckets_removed=removed)
 
 
-def _policy_cells(metadata: Any) -> float:
-    """Return the mean number of cells of a policy, from the metadata of a Parquet file."""
-    cells = 0
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        columns = [group.column(index) for index in range(group.num_columns)]
-        cells += max(int(each.num_values) for each in columns if each.path_in_schema.startswith("policy."))
-    return cells / max(int(metadata.num_rows), 1)
+def _write_shards(run: ExportRun, options: ExportOptions) -> int:
+    """Write and publish the shards that a store does not have, and their manifest.
+
+    Returns:
+        The number of buckets that were removed.
+    """
+    store, manifest = run.store, run.store.manifest
+    # All buckets are hashed before a worker reads them, so that no shard is made of damaged rows.
+    if not manifest.removed_buckets:  # else the buckets of missing shards are checked
+        require_intact(store, ("shuffled",), run.progress)
+    assert manifest.board_size is not None
+    root, shuffle = store.path.resolve(), manifest.stages["shuffle"]
+    buckets = {
+        split: ParquetRows.of((root / name, facts.rows) for name, facts in listed.items())
+        for split in SPLITS
+        if (listed := manifest.buckets(split))
+    }
+    with_policies = any(shuffle["policies"].values())
+    fields = block_fields(manifest.board_size, with_policies, manifest.targets_of("shuffled"))
+    # Before the shards are written, which takes long for a large store.
+    _check_manifest_size(store.path, options, [*map(len, buckets.values())], len(fields))
+    files, readers = _plan_shards(store, options, buckets)
+    published: dict[str, ShardEntry] = {}
+    if run.damage is not None and f"shards/{MANIFEST_NAME}" not in run.damage:
+        # The offsets in the shards are known from this file only.
+        listed_shards = chain(*ShardManifest.load(store.path / "shards").splits.values())
+        published = {f"shards/{shard.name}": shard for shard in listed_shards}
+    # Decides what is written, and so which of the buckets must still exist.
+    missing = run.resume(files, published)
+    if manifest.removed_buckets:
+        # Nothing of an export and no buckets: the message then says to
+        # shuffle again, not to repair single files.
+        if not run.resumed and not storage_of(store.path / "shuffled").exists():
+            require_buckets(store)
+        _check_left_buckets(store, {name: readers[name] for name in missing}, run.progress)
+    # An interrupted run that has begun to remove the buckets is continued.
+    frees, removed = options.free_buckets or bool(manifest.removed_buckets), 0
+
+    def release(unwritten: Iterable[str]) -> None:
+        nonlocal removed
+        if frees:
+            removed += _remove_buckets(store, {bucket for name in unwritten for bucket in readers[name]})
+
+    # The time is mostly that of the members: one set per position, or one per block.
+    members = 1 if options.layout == "samples" else 1 / options.block_size
+    memory = _policy_memory(buckets.values(), options.block_size) if with_policies else 0
+    run.write(files, 1e-6 + 1e-4 * members, memory, release)
+    entries: list[ShardEntry] = [*run.files.entries.values()]
+    shards = ShardManifest(
+        board_size=manifest.board_size,
+        layout=options.layout,
+        block_size=options.block_size,
+        shard_size=options.shard_size,
+        seed=shuffle["seed"],
+        fields=fields,
+        splits={split: [e for e in entries if e.name.startswith(f"{split}-")] for split in buckets},
+    )
+    # After all shards, of which it has the digests, and before the
+    # manifest of the store, which has its digest.
+    name = f"shards/{MANIFEST_NAME}"
+    written = write_bytes(run.files.target / name, shards.dumps(), replace=False)
+    facts = {
+        "splits": {split: shards.positions(split) for split in buckets},
+        "shards": {split: len(listed) for split, listed in shards.splits.items()},
+        "digest": shards.digest,
+    }
+    run.publish(facts, {name: written})
+    # The last buckets are removed after publishing: until then they could be needed to write a shard again.
+    return removed + (_remove_buckets(store) if frees else 0)
 
 
-def _remove_file(path: AnyPath) -> bool:
-    """Remove a file; return whether it existed."""
-    exists = storage_of(path).exists()
-    storage_of(path).remove()
-    return exists
+def _plan_shards(
+    store: Store, options: ExportOptions, buckets: Mapping[str, ParquetRows]
+) -> tuple[dict[str, ExportFile], dict[str, list[str]]]:
+    """Return all shards by name, and the names of the buckets that each has rows of.
 
-
-class _ShardExport(ExportRun):
-    """One run of ``export_shards``."""
-
-    ENTRY = ShardEntry
-    UNIT_PREFIX = "shards/"
-    PLAN = ("shard_size", "block_size", "layout")
-
-    stage = "export"
-    folder = "shards"
-    inputs = ("shuffled",)
-    options: ExportOptions
-
-    def __init__(self, store: Store, options: ExportOptions, progress: Progress, engine: Engine) -> None:
-        super().__init__(store, options, progress, engine)
-        assert store.manifest.board_size is not None
-        self.board_size = store.manifest.board_size
-        self.targets = tuple(store.manifest.targets_of("shuffled"))
-        root = store.path.resolve()
-        self.buckets = {
-            split: tuple((root / name, facts.rows) for name, facts in files.items())
-            for split in SPLITS
-            if (files := store.manifest.buckets(split))
-        }
-        self.names = {root / name: name for name in store.manifest.buckets()}
-        """Name of each bucket, by path."""
-        self.buckets_removed = 0
-        self._frees = options.free_buckets
-        self._unread: Counter[str] = Counter()
-        """Number of shards that are not yet recorded, for each bucket that they contain rows of."""
-        self._files: Mapping[str, ExportFile] = {}
-
-    @property
-    def seconds_per_position(self) -> float:
-        members = 1 if self.options.layout == "samples" else 1 / self.options.block_size
-        return 1e-6 + 1e-4 * members
-
-    @property
-    def policy_memory(self) -> int:
-        """Bytes that a process needs for policies that are not one-hot.
-
-        They exist several times, in the row groups that are read and in the block that is written.
-        """
-        positions = sum(self._rows.values())
-        if not sum(self._policies.values()):
-            return 0
-        block = min(self.options.block_size, max(self._rows.values()))
-        return int(6 * self._cells_per_position * (5 * min(ROW_GROUP_ROWS, positions) + 6 * block))
-
-    @cached_property
-    def _cells_per_position(self) -> float:
-        """Mean number of cells with a probability per position, as in the first bucket of each split."""
-        found: list[float] = []
-        for (path, _), *_ in self.buckets.values():
-            if storage_of(path).exists():
-                with open_parquet(path) as file:
-                    found.append(_policy_cells(file.metadata))
-        return max(found, default=self.board_size**2)  # without buckets: as many as possible
-
-    @property
-    def _rows(self) -> dict[str, int]:
-        """Number of positions of each split."""
-        return {split: sum(rows for _, rows in listed) for split, listed in self.buckets.items()}
-
-    def intact_entries(self, damage: Mapping[str, StoreError]) -> dict[str, ShardEntry]:
-        if f"shards/{MANIFEST_NAME}" in damage:
-            return {}  # the offsets in the shards are known from this file only
-        splits = ShardManifest.load(self.store.path / "shards").splits.values()
-        entries = {f"shards/{shard.name}": shard for shards in splits for shard in shards}
-        return {name: shard for name, shard in entries.items() if name not in damage}
-
-    def require_inputs(self, plan: Mapping[str, Any], damage: Mapping[str, StoreError] | None) -> None:
-        """Check the buckets and the size of the shard manifest.
-
-        Raises:
-            ConfigError: The shard manifest would be too large.
-            StoreError: A bucket is damaged, or was removed.
-        """
-        self._require_buckets(plan, damage)
-        self._check_manifest_size()
-
-    def _require_buckets(self, plan: Mapping[str, Any], damage: Mapping[str, StoreError] | None) -> None:
-        """Check the buckets; if an interrupted run has begun to remove them, only those that are needed."""
-        removed = self.store.manifest.removed_buckets
-        if not removed:
-            super().require_inputs(plan, damage)
-            return
-        files, ledger = self.list_files(), self.ledger(plan, read_only=True)
-        if len(ledger) or damage is None:
-            self.intact = self.complete_files(files, ledger)
-        else:
-            self.intact = set(self.intact_entries(damage))
-        if not self.intact and not storage_of(self.store.path / "shuffled").exists():
-            raise removed_buckets_error(self.store)
-        missing = [name for name in files if name not in self.intact]
-        readers = {self.names[path]: name for name in reversed(missing) for path in files[name].paths}
-        needed = {bucket: removed[bucket] for bucket in readers}
-        bad = find_damage(self.store, needed, engine=self.engine, progress=self.progress)
-        for bucket, error in bad.items():
-            raise StoreError(
-                "this file must be written, but `hexdata export --free-buckets` has removed its buckets",
-                path=self.store.path / readers[bucket],
-                found=f"{bucket}: {error.reason}",
-                hint=f"Run `{rebuild_command(self.store, bucket)}` to make the buckets again, and then this "
-                "command. Undamaged shards are kept.",
+    Args:
+        store: The store.
+        options: Options of the export.
+        buckets: The rows of each split.
+    """
+    manifest, files, readers = store.manifest, {}, {}
+    assert manifest.board_size is not None
+    names = {store.path.resolve() / name: name for name in manifest.buckets()}
+    for split, rows in buckets.items():
+        for index, start in enumerate(range(0, len(rows), options.shard_size)):
+            part = rows.part(start, min(start + options.shard_size, len(rows)))
+            write = partial(
+                _write_shard,
+                rows=part,
+                # Block keys count over the whole split, so that its shards can be read as one stream.
+                first_block=start // options.block_size,
+                board_size=manifest.board_size,
+                # For the whole split, since every block of a split must have the same members.
+                with_policy=manifest.stages["shuffle"]["policies"][split] > 0,
+                targets=manifest.targets_of("shuffled"),
+                options=options,
             )
+            name = f"shards/{split}-{index:06d}.tar"
+            files[name] = ExportFile(len(part), write)
+            readers[name] = [names[path] for path, _ in part.files]
+    return files, readers
 
-    def _check_manifest_size(self) -> None:
-        """Check that readers will accept the shard manifest, which has an offset per field and block.
 
-        Raises:
-            ConfigError: It would be too large.
-        """
-        size, block_size = self.options.shard_size, self.options.block_size
-        if self._can_be_listed(size, block_size):
-            return
-        shards, blocks = self._shards_and_blocks(size, block_size)
-        offsets = f" with {blocks:,} blocks of {len(self._fields)} fields" if self._has_offsets else ""
-        block_size, size = ExportOptions.block_size, ExportOptions.shard_size
-        while not self._can_be_listed(size, block_size):
-            block_size *= 2
-            size = block_size * max(-(-size // block_size), _BLOCKS_OF_A_SHARD)
-        raise ConfigError(
-            "the manifest of the shards would be too large to be read",
-            path=self.store.path,
-            found=f"{shards:,} shards{offsets}",
-            expected=f"at most {MAX_JSON_BYTES >> 20} MiB and {MAX_JSON_VALUES:,} values",
-            hint=f"Use larger blocks and shards, such as --block-size {block_size} --shard-size {size}.",
-        )
+def _write_shard(
+    path: AnyPath,
+    *,
+    rows: ParquetRows,
+    first_block: int,
+    board_size: int,
+    with_policy: bool,
+    targets: Sequence[str],
+    options: ExportOptions,
+) -> ShardEntry:
+    """Write one shard.
 
-    def _can_be_listed(self, shard_size: int, block_size: int) -> bool:
-        """Return whether the manifest of shards of these sizes can be read."""
-        shards, blocks = self._shards_and_blocks(shard_size, block_size)
-        fields = self._fields if self._has_offsets else {}
-        row_bytes = sum(np.dtype(spec.dtype).itemsize * math.prod(spec.shape) for spec in fields.values())
-        shard_bytes = shard_size * row_bytes + _MEMBER_BYTES * len(fields) * (shard_size // block_size)
-        return blocks * len(fields) <= max_offsets(shards, shard_bytes, fields)
+    Args:
+        path: The shard.
+        rows: The rows of the buckets that the shard contains.
+        first_block: Number of the first block within the split.
+        board_size: Cells along an edge.
+        with_policy: Whether the split contains any policy that is not one-hot.
+        targets: Optional columns of the buckets.
+        options: Options of the export.
 
-    @property
-    def _has_offsets(self) -> bool:
-        """Whether the manifest has the offsets of the fields in each block; samples have none."""
-        return self.options.layout == "blocks"
+    Raises:
+        StoreError: The buckets contain a value that readers refuse, or policies that the store's manifest
+            does not record.
+    """
+    fault = partial(StoreError, path=rows.files[0][0].parent, hint=VERIFY_HINT)
+    # Rows are cut into blocks first, so that blocks do not depend on row groups or buckets.
+    schema = positions_schema(board_size, targets)
+    with storage_of(path).publish(replace=False) as file:
+        writer = ShardWriter(file)
+        tables = regroup(read_rows(rows, schema), schema, options.block_size)
+        for key, table in enumerate(tables, start=first_block):
+            # The members of blocks were chosen by the counts of the manifest,
+            # and policies would be lost without notice.
+            if not with_policy and table["policy"].null_count < table.num_rows:
+                raise fault("the shuffled positions contain policies, but the manifest records none")
+            block = columns_to_block(table, with_policy, targets)
+            # Readers check the same, so that an export never gives shards which they refuse.
+            if (invalid := find_bad_value(block, board_size, table.num_rows)) is not None:
+                name, bad = invalid
+                record = f"{name} in row {bad.row} of block {key} of {path.name}"
+                reason = "the shuffled positions contain an invalid value"
+                raise fault(reason, record=record, found=bad.found, expected=bad.expected)
+            if options.layout == "blocks":
+                writer.write_block(key, block)
+            else:
+                for position_id, sample in block_samples(block):
+                    writer.write_sample(position_id, sample)
+        writer.close()
+        return writer.entry(path.name, file.sha256)
 
-    def _shards_and_blocks(self, shard_size: int, block_size: int) -> tuple[int, int]:
-        """Return the numbers of shards and of blocks."""
-        rows = self._rows.values()
-        return sum(-(-each // shard_size) for each in rows), sum(-(-each // block_size) for each in rows)
 
-    def begin(self, files: Mapping[str, ExportFile], missing: Sequence[str]) -> None:
-        """Begin to remove buckets if that is asked for, or if an interrupted run has begun it."""
-        if self.store.manifest.removed_buckets and not self._frees:
-            self._frees = True
-            self.progress.note("removing buckets, as the interrupted `hexdata export --free-buckets` did")
-        if not self._frees:
-            return
-        self._mark_removed()
-        self._files = files
-        self._unread = Counter(bucket for name in missing for bucket in self._buckets_of(name))
-        self._remove([bucket for bucket in self.names.values() if not self._unread[bucket]])
+def _check_manifest_size(path: AnyPath, options: ExportOptions, rows: Sequence[int], fields: int) -> None:
+    """Check that readers will accept the manifest of the shards, which has an offset per field and block.
 
-    def release(self, names: Sequence[str]) -> None:
-        """Remove the buckets whose last shard is among these."""
-        if not self._frees:
-            return
-        read = [bucket for name in names for bucket in self._buckets_of(name)]
-        self._unread.subtract(read)
-        self._remove([bucket for bucket in dict.fromkeys(read) if not self._unread[bucket]])
+    Args:
+        path: Path of the store.
+        options: Options of the export.
+        rows: Number of rows of each split.
+        fields: Number of fields of a block.
 
-    def release_all(self) -> None:
-        """Remove the buckets that are left, and their folders."""
-        if self._frees:
-            self._mark_removed()
-            self._remove(self.names.values())
-            self.store.remove("shuffled")
+    Raises:
+        ConfigError: It would be too large.
+    """
+    shards, blocks = (sum(-(-n // size) for n in rows) for size in (options.shard_size, options.block_size))
+    fields_with_offsets = fields if options.layout == "blocks" else 0
+    # Beside the offsets, 20 entries are more than the name, digest and counts of a shard need, and 5 more
+    # than the name of a field.
+    entries = shards * (20 + 5 * fields_with_offsets) + blocks * fields_with_offsets
+    if entries > _MAX_ENTRIES:
+        reason, hint = "the manifest of the shards would be too large", "Use larger blocks and shards."
+        found = f"{shards:,} shards with {blocks:,} blocks in all"
+        raise ConfigError(reason, path=path, found=found, hint=hint)
 
-    def _buckets_of(self, name: str) -> Iterator[str]:
-        file = self._files[name]
-        assert isinstance(file, _ShardFile)
-        return (self.names[path] for path in file.paths)
 
-    def _mark_removed(self) -> None:
-        """Record in the manifest that the buckets are being removed, before the first one is."""
-        manifest = self.store.manifest
-        if manifest.removed_buckets:
-            return
-        removed = manifest.files_in("shuffled")
-        manifest.stages["shuffle"] = {
-            **manifest.stages["shuffle"],
-            "policies": self._policies,
-            "removed": {name: facts.to_json() for name, facts in removed.items()},
-        }
+def _policy_memory(splits: Collection[ParquetRows], block_size: int) -> int:
+    """Return the bytes that a process needs for policies that are not one-hot.
+
+    They exist several times, in the row groups that are read and in the block that is written. Their number
+    is that of the first bucket that is left, as the buckets of a store are alike.
+    """
+    paths = (path for rows in splits for path, _ in rows.files if storage_of(path).exists())
+    if (path := next(paths, None)) is None:
+        return 0
+    with open_parquet(path) as file:
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    columns = [group.column(index) for group in groups for index in range(group.num_columns)]
+    values = sum(each.num_values for each in columns if each.path_in_schema.startswith("policy."))
+    # Each cell has a probability, so a policy has half as many cells as values.
+    cells = values / 2 / sum(group.num_rows for group in groups)
+    rows = min(ROW_GROUP_ROWS, sum(map(len, splits)))
+    return int(6 * cells * (5 * rows + 6 * min(block_size, max(map(len, splits)))))
+
+
+def _check_left_buckets(store: Store, readers: Mapping[str, Sequence[str]], progress: Progress) -> None:
+    """Check the buckets of the missing shards, after an interrupted run has begun to remove buckets.
+
+    Args:
+        store: The store.
+        readers: For each missing shard, the buckets that it contains rows of.
+        progress: Advanced while buckets are hashed.
+
+    Raises:
+        StoreError: A bucket is damaged, or was removed.
+    """
+    removed = store.manifest.removed_buckets
+    needed = {bucket: removed[bucket] for buckets in readers.values() for bucket in buckets}
+    for bucket, error in find_damage(store, needed, progress=progress).items():
+        shard = next(name for name, buckets in readers.items() if bucket in buckets)
+        reason = "this file must be written, but `hexdata export --free-buckets` has removed its buckets"
+        hint = f"Run `{rebuild_command(store, bucket)}`, and then this command. Undamaged shards are kept."
+        raise StoreError(reason, path=store.path / shard, found=f"{bucket}: {error.reason}", hint=hint)
+
+
+def _remove_buckets(store: Store, needed: Collection[str] = ()) -> int:
+    """Remove the buckets of a store that are not needed any more, and return their number.
+
+    The manifest records that they are being removed before the first one is.
+
+    Args:
+        store: The store.
+        needed: Names of the buckets that shards which are not written yet contain rows of. Default: none.
+    """
+    manifest, folder = store.manifest, store.path / "shuffled"
+    # The record is saved first: a run that is killed while it removes buckets must not look like damage.
+    if not manifest.removed_buckets:
+        removed = {name: asdict(facts) for name, facts in manifest.files_in("shuffled").items()}
+        manifest.stages["shuffle"] = {**manifest.stages["shuffle"], "removed": removed}
         manifest.files = {name: facts for name, facts in manifest.files.items() if name not in removed}
-        manifest.save(self.store.path)
-
-    def _remove(self, buckets: Iterable[str]) -> None:
-        def tasks() -> Iterator[tuple[AnyPath]]:
-            for bucket in buckets:
-                self.store.require_lock()
-                yield (self.store.path / bucket,)
-
-        for _, removed in LOCAL.run_light(_remove_file, tasks(), workers=_REMOVED_AT_ONCE):
-            self.buckets_removed += removed
-
-    def list_files(self) -> dict[str, _ShardFile]:
-        files = {}
-        for split, listed in self.buckets.items():
-            buckets = ParquetFiles(listed)
-            for index, start in enumerate(range(0, len(buckets), self.options.shard_size)):
-                files[f"shards/{split}-{index:06d}.tar"] = _ShardFile(
-                    rows=buckets.rows(start, min(start + self.options.shard_size, len(buckets))),
-                    first_block=start // self.options.block_size,
-                    block_size=self.options.block_size,
-                    board_size=self.board_size,
-                    with_policy=self._policies[split] > 0,
-                    targets=self.targets,
-                    layout=self.options.layout,
-                )
-        return files
-
-    @cached_property
-    def _fields(self) -> dict[str, FieldSpec]:
-        """Return the fields of all splits."""
-        return block_fields(self.board_size, any(self._policies.values()), self.targets)
-
-    @cached_property
-    @repeats_on_disk
-    def _policies(self) -> dict[str, int]:
-        """Return the number of positions with a policy that is not one-hot, by split.
-
-        Earlier releases did not count them in the shuffle, so the buckets are read.
-        """
-        counted = self.store.manifest.stages["shuffle"].get("policies")
-        if counted is not None:
-            return {split: counted.get(split, 0) for split in self.buckets}
-        memory = self.options.memory // 4
-        with duckdb_session(memory=memory, threads=1, store=self.store.path) as con:
-            queries = {
-                split: f"SELECT count(policy) FROM {read_parquet_sql([path for path, _ in buckets])}"
-                for split, buckets in self.buckets.items()
-            }
-            return {split: con.sql(query).fetchall()[0][0] for split, query in queries.items()}
-
-    def complete(self, entries: Mapping[str, ShardEntry]) -> tuple[dict[str, FileFacts], dict[str, Any]]:
-        shards = {
-            split: [shard for shard in entries.values() if shard.name.startswith(f"{split}-")]
-            for split in self.buckets
-        }
-        shard_manifest = ShardManifest(
-            board_size=self.board_size,
-            layout=self.options.layout,
-            block_size=self.options.block_size,
-            shard_size=self.options.shard_size,
-            seed=self.store.manifest.stages["shuffle"]["seed"],
-            fields=self._fields,
-            splits=shards,
-        )
-        path = self.target / "shards" / MANIFEST_NAME
-        written = write_bytes(path, shard_manifest.dumps(), replace=False)
-        return {f"shards/{MANIFEST_NAME}": written}, {
-            "splits": {split: shard_manifest.positions(split) for split in shards},
-            "shards": {split: len(listed) for split, listed in shards.items()},
-            "digest": shard_manifest.digest,
-        }
+        manifest.save(store.path)
+    unneeded = manifest.removed_buckets.keys() - set(needed)
+    present = [name for name in storage_of(folder).files() if f"shuffled/{name}" in unneeded]
+    for name in present:
+        # Another machine may have taken over the lock of this run, and may still need the bucket.
+        store.require_lock()
+        storage_of(folder / name).remove()
+    if not needed:
+        store.remove("shuffled")
+    return len(present)

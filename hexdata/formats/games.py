@@ -1,84 +1,80 @@
-"""Readers of texts of games: the parts that TRMPH, HexWorld and SGF have in common.
+"""Games of a source: the record that each reader of games returns, and the batches that are made of them.
 
-A reader of one of these formats returns :class:`GameRecord` objects. ``GameReader`` decides winners, rejects
-games of another board size, and makes raw batches with all positions of the games.
+A reader of TRMPH, HexWorld, SGF or another format of games returns :class:`GameRecord` objects.
+``GameReader`` decides winners, rejects games of another board size, and makes raw batches with all positions
+of the games.
 """
 
 from __future__ import annotations
 
 import io
-import re
-from abc import ABC, abstractmethod
-from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from functools import cached_property
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hexdata.board import (
-    BLUE,
-    MIN_SIZE,
-    PASS,
-    RED,
-    cell_name,
-    check_board_size,
-    check_no_repeats,
-    replay_packed,
-    winner_of,
-)
+from hexdata.board import BLUE, MIN_SIZE, PASS, check_board_size, check_no_repeats, replay_packed, winner_of
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
-from hexdata.formats.run_header import FACT_NAMES, RunHeader
-from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, FilePart, RawBatch, Rejection
-from hexdata.schema import END_REASONS, SWAPS, raw_schema
-from hexdata.storage import AnyPath, as_path, storage_of
-
-__all__ = ["GAME_LIMITS", "MAX_LINE", "GameBuilder", "GameReader", "GameRecord", "LineReader", "is_comment"]
-
-GAME_LIMITS: Final = GunzipLimits(decompressed_bytes=1 << 40, ratio=100, ratio_floor=4 << 20)
-"""Limits for files of games. Real TRMPH games take about 120 bytes each and compress 2:1 to 3:1.
-
-Ratio and floor are lower than for pickles, as every short invalid line takes as long to read as a game.
-"""
-
-MAX_LINE: Final = 1 << 16
-"""Maximum length of a line in bytes. The longest game, 1,024 moves, takes 5 kB; a comment may follow it."""
-
-_COMMENT: Final = re.compile(
-    rb"#(?![ \t]*[0-9]*,[a-z]{1,2}[0-9])(?:[ \t][^\r]*|(?:" + FACT_NAMES + rb")[ \t]*[:=][^\r]*|)",
-    re.IGNORECASE,
-)
-"""A comment: ``#`` alone, before a blank, or before the name of a fact. Moves after a size are none, nor are
-lines that are not separated by a line feed: these are damaged games."""
+from hexdata.formats.source import BATCH_ROWS, FilePart, FileReader, RawBatch, Rejection, raw_batch
+from hexdata.policy import SparsePolicies
+from hexdata.schema import END_REASONS, FULL_WEIGHT, SWAPS
+from hexdata.storage import AnyPath, storage_of
 
 _BUFFER: Final = 1 << 14
-"""Bytes of the read buffer: at most ``MAX_LINE``, so that no blank line within it is too long."""
+"""Bytes of the read buffer."""
+_MAX_WHOLE: Final = 128 << 20
+"""Maximum size of a text that is no lines, and is read as a whole: 100,000 games in SGF."""
 
 
 @dataclass(slots=True)
 class GameRecord:
-    """A game of a text, or a rejected record if ``reason`` is set."""
+    """A game of a source, or a rejected record if ``reason`` is set.
+
+    A reader sets ``board_size``, ``moves`` and ``winner``; or it calls :meth:`begin`, the methods that add
+    moves, and :meth:`finish`. They give the game in the store's convention: blue connects top to bottom. A
+    swap of sides changes nothing on the board. A swap of pieces replaces the first stone (r, c) by one of the
+    other player at (c, r): the game is the one that this player begins with (c, r).
+    """
 
     number: int
     """Number for messages, from 1: of the line, counting all lines, or of the game."""
     line_idx: int
     """Number in ``line_idx``, from 1: of the line, counting those that are not blank, or of the game."""
     board_size: int = 0
+    played: list[int] = field(default_factory=list)
+    """Cells of the moves so far, ``PASS`` for a pass; until :meth:`finish`."""
     moves: npt.NDArray[np.uint16] = field(default_factory=lambda: np.empty(0, np.uint16))
     """Cells (m,); ``PASS`` for a pass."""
     first_player: int = BLUE
+    setup: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    """Cells of the stones on the board before the first move: blue ones, red ones."""
+    first_ply: int = 0
+    """``position_in_game`` of the first position, not 0 after stones that were set up."""
     winner: int | None = None
     end_reason: str | None = None
     """One of ``schema.END_REASONS`` that the text states, or None."""
     swap: str | None = None
     """One of ``schema.SWAPS``, or None."""
+    weights: npt.NDArray[np.float32] | None = None
+    """Weight of the policy of each move, (m,), if the source states it."""
+    policies: SparsePolicies | None = None
+    """Policies of the moves, if the source has them."""
+    has_policy: npt.NDArray[np.bool_] | None = None
+    """Whether each move has one of ``policies``, (m,). None: no move."""
+    root_values: npt.NDArray[np.float64] | None = None
+    """Chance of red at each move according to the search, (m,), NaN where unknown, if the source has them."""
+    metadata: list[str | None] | None = None
+    """JSON text of each position, (m + 1,), if the source has them."""
     reason: Reason | None = None
     detail: str = ""
+    other_size: int | None = None
+    """Its board size, if it is rejected for it."""
 
     @property
     def records(self) -> int:
@@ -86,149 +82,100 @@ class GameRecord:
         return 1 if self.reason else len(self.moves) + 1
 
     def reject(self, error: FormatError, unit: str) -> None:
-        """Reject the record.
-
-        Args:
-            error: The reason.
-            unit: Unit of ``number``: "line" or "game".
-        """
+        """Reject the record; ``unit`` is that of ``number``: "line" or "game"."""
         self.reason, self.detail = error.code, f"{unit} {self.number}: {error}"
 
+    def begin(self, board_size: int, blue: Sequence[int] = (), red: Sequence[int] = ()) -> None:
+        """Begin the game.
 
-class GameBuilder:
-    """Collects the moves of one game in the store's convention: blue connects top to bottom.
+        Args:
+            board_size: Cells along an edge.
+            blue: Cells of blue stones that were set up.
+            red: The same for red.
 
-    A swap of sides changes nothing on the board. A swap of pieces replaces the first stone (r, c) by one of
-    the other player at (c, r): the game is the one that this player begins with (c, r).
-
-    Args:
-        board_size: Cells along an edge.
-
-    Raises:
-        FormatError: "board-size", if the size is out of range.
-    """
-
-    def __init__(self, board_size: int) -> None:
-        self.board_size = check_board_size(board_size)
-        self.moves: list[int] = []
-        self.first_player = BLUE
-        self.swap: str | None = None
-        self.winner: int | None = None
-        self.end_reason: str | None = None
-        self._ended = False
+        Raises:
+            FormatError: "board-size", if the size is out of range; "setup-stones", if a cell has two stones.
+        """
+        self.board_size, self.setup = check_board_size(board_size), ([*blue], [*red])
+        if len({*blue, *red}) < len(blue) + len(red):
+            raise FormatError("a cell with two stones that were set up", Reason.SETUP_STONES)
 
     @property
     def player(self) -> int:
         """The player to move: ``BLUE`` or ``RED``."""
-        return (self.first_player + len(self.moves)) % 2
+        return (self.first_player + len(self.played)) % 2
 
     def play(self, cell: int) -> None:
-        """Add a move.
+        """Add a move, or a pass if ``cell`` is ``PASS``.
 
         Raises:
-            FormatError: "move-order", if the game has ended.
+            FormatError: "move-order", if the game has ended, or has more passes than cells; "trmph-cell".
         """
-        self._check_not_ended(cell_name(cell, self.board_size))
-        self.moves.append(cell)
-
-    def skip(self) -> None:
-        """Add a pass.
-
-        Raises:
-            FormatError: "move-order", if the game has ended, or has more passes than cells.
-        """
-        self._check_not_ended("a pass")
-        self.moves.append(PASS)
-        if self.moves.count(PASS) > self.board_size**2:
-            raise _order_error("more passes than cells", f"{len(self.moves):,} moves", "fewer passes")
+        self._check_not_ended()
+        self.played.append(cell)
+        if cell != PASS and not 0 <= cell < self.board_size**2:
+            raise FormatError(f"no cell of a board of size {self.board_size}", Reason.TRMPH_CELL, cell)
+        # Each pass is one more position with a board, so without a limit a small file could make millions.
+        if cell == PASS and self.played.count(PASS) > self.board_size**2:
+            raise FormatError("more passes than cells", Reason.MOVE_ORDER)
 
     def swap_players(self, kind: str) -> None:
-        """Add a swap.
-
-        Args:
-            kind: "pieces" or "sides".
+        """Add a swap of "pieces" or "sides".
 
         Raises:
             FormatError: "move-order", if exactly one stone does not precede it.
         """
-        self._check_not_ended("a swap")
-        if len(self.moves) != 1 or self.moves[0] == PASS or self.swap is not None:
-            raise _order_error(
-                "a swap that is not the second move",
-                f"a swap after {len(self.moves)} moves",
-                "one stone before",
-            )
+        self._check_not_ended()
+        if len(self.played) != 1 or self.played[0] == PASS or self.swap is not None or any(self.setup):
+            raise FormatError("a swap that is not the second move", Reason.MOVE_ORDER)
         self.swap = kind
         if kind == "pieces":
-            row, column = divmod(self.moves[0], self.board_size)
-            self.moves[0] = column * self.board_size + row
+            self.played[0] = mirrored(self.played[0], self.board_size)
             self.first_player = 1 - self.first_player
 
     def end(self, loser: int, end_reason: str) -> None:
-        """End the game before the board decides it.
-
-        Args:
-            loser: ``BLUE`` or ``RED``.
-            end_reason: One of ``schema.END_REASONS``.
+        """End the game before the board decides it, for one of ``schema.END_REASONS``.
 
         Raises:
             FormatError: "move-order", if the game has already ended.
         """
-        self._check_not_ended("a second end")
+        self._check_not_ended()
         self.winner, self.end_reason = 1 - loser, end_reason
-        self._ended = True
 
-    def write_to(self, game: GameRecord) -> None:
-        """Set the fields of a record.
+    def _check_not_ended(self) -> None:
+        if self.winner is not None:
+            raise FormatError("a move after the end of the game", Reason.MOVE_ORDER)
+
+    def finish(self) -> None:
+        """Set ``moves`` and ``first_ply``.
 
         Raises:
-            FormatError: "no-moves", if no stone was played; "repeated-move".
+            FormatError: "no-moves", if there is no stone; "repeated-move".
         """
-        cells = np.array(self.moves, dtype=np.uint16)
-        if not (cells != PASS).any():
-            raise FormatError("a game without moves", code=Reason.NO_MOVES, expected="at least one stone")
-        check_no_repeats(cells[cells != PASS], self.board_size)
-        game.board_size, game.moves, game.first_player = self.board_size, cells, self.first_player
-        game.winner, game.end_reason, game.swap = self.winner, self.end_reason, self.swap
-
-    def _check_not_ended(self, found: str) -> None:
-        if self._ended:
-            raise _order_error("a move after the end of the game", found, "nothing after a resignation")
-
-
-def _order_error(reason: str, found: str, expected: str) -> FormatError:
-    return FormatError(reason, code=Reason.MOVE_ORDER, found=found, expected=expected)
+        blue, red = self.setup
+        self.moves = np.array(self.played, dtype=np.uint16)
+        stones = np.concatenate([blue, red, self.moves[self.moves != PASS]])
+        if not len(stones):
+            raise FormatError("a game without moves", Reason.NO_MOVES, expected="at least one stone")
+        check_no_repeats(stones.astype(np.uint16), self.board_size)
+        if blue or red:
+            # The ply at which blue, who begins, can have these stones: the players move in turn or pass.
+            self.first_ply = max(2 * len(blue) - 1, 2 * len(red))
+            # One more pass if that would be the ply of the other player.
+            self.first_ply += (self.first_ply + self.first_player) % 2
 
 
-class _FirstBytes(io.RawIOBase):
-    """The first bytes of a file.
-
-    Args:
-        file: The file, which is closed together with this object.
-        count: Maximum number of bytes to read.
-    """
-
-    def __init__(self, file: io.BufferedReader, count: int) -> None:
-        self._file = file
-        self._left = count
-
-    def readable(self) -> bool:
-        """Return True, as ``io.RawIOBase`` requires."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """Read up to ``len(buffer)`` bytes into a writable buffer and return their number."""
-        count = self._file.readinto(memoryview(buffer).cast("B")[: self._left])
-        self._left -= count
-        return count
-
-    def close(self) -> None:
-        """Close the file."""
-        super().close()
-        self._file.close()
+def mirrored(cell: int, n: int) -> int:
+    """Return the image of a cell (r, c) under the reflection in the long diagonal, (c, r)."""
+    return cell % n * n + cell // n
 
 
-class GameReader(ABC):
+def is_utf8(text: bytes) -> bool:
+    """Return whether a text is in UTF-8."""
+    return text.isascii() or text.decode(errors="ignore").encode() == text
+
+
+class GameReader(FileReader):
     """Reader of a file of games: a :class:`hexdata.formats.source.SourceReader`.
 
     A game of m moves yields m + 1 positions; a pass is a move whose position has neither move nor policy. A
@@ -238,51 +185,77 @@ class GameReader(ABC):
 
     Args:
         path: The file, gzipped or plain.
-        limits: Limits on the decompressed size and on the compression ratio.
         salvage: If True, a damaged file yields the complete games before the damage instead of raising.
         part: Range of bytes to read of a text without gzip. Default None: the whole file.
     """
 
-    format: str
-    targets: tuple[str, ...] = ()
+    limits: ClassVar[GunzipLimits] = GunzipLimits(decompressed_bytes=1 << 40, ratio=100, ratio_floor=4 << 20)
+    """Real TRMPH games take about 120 bytes each and compress 2:1 to 3:1. Ratio and floor are lower than for
+    pickles, as every short invalid line takes as long to read as a game."""
     unit: ClassVar[str] = "line"
     """Unit of ``GameRecord.number``, for messages."""
-    _winner_hint: ClassVar[str]
+    winner_hint: ClassVar[str] = "a stated winner, or a winning chain"
     """Examples of a stated winner, for messages."""
+    states_size: ClassVar[bool] = True
+    """Whether games state their board size. Otherwise only their winning chains show it."""
 
-    def __init__(
-        self,
-        path: str | AnyPath,
-        *,
-        limits: GunzipLimits = GAME_LIMITS,
-        salvage: bool = False,
-        part: FilePart | None = None,
-    ) -> None:
-        self.path = as_path(path)
-        self.board_size: int | None = None if part is None else part.board_size
-        self._start = 0 if part is None else part.start
-        self.damage: FormatError | None = None
-        self._salvage = salvage
+    def __init__(self, path: str | AnyPath, *, salvage: bool = False, part: FilePart | None = None) -> None:
+        super().__init__(path, salvage=salvage)
+        self.board_size = None if part is None else part.board_size
+        self._part = part
+        self._spelling: Counter[str] = Counter()
         self._counts = Counter(winners_from_chain=0, bytes_between_games=0)
-        self._run = RunHeader()
-        self.header: dict[str, object] = {"counts": self._counts}
-        raw = storage_of(self.path).open()
-        if part is not None:
-            raw = io.BufferedReader(_FirstBytes(raw, part.stop))
-        file = GunzipFile(raw, limits, salvage=salvage)
-        self._file = io.BufferedReader(file, _BUFFER)
+        self.header = {"counts": self._counts}
+        self.content: bytes | None = None
+        """All bytes of the file, a text without gzip, if they are known: opening a small file once more costs
+        as much as reading its games."""
 
-    def __enter__(self) -> Self:
-        return self
+    @cached_property
+    def _stream(self) -> GunzipFile:
+        file = GunzipFile(storage_of(self.path).open(), self.limits, salvage=self._salvage)
+        return self._opened.enter_context(file)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+    @cached_property
+    def _file(self) -> io.BufferedIOBase:
+        """The file as a text. Pickles of games are no text and use ``_stream`` itself."""
+        return io.BufferedReader(self._stream, _BUFFER) if self.content is None else io.BytesIO(self.content)
 
-    @abstractmethod
+    def _read_whole(self) -> bytes:
+        """Return the text as a whole; if a damaged one is salvaged, the part before the damage.
+
+        Raises:
+            FormatError: "limit-size", if it is too large; or the damage.
+        """
+        data = bytearray()
+        try:
+            while len(data) <= _MAX_WHOLE and (piece := self._file.read1()):
+                data += piece
+        except FormatError as error:
+            self._stop_at(error)
+        if len(data) > _MAX_WHOLE:
+            raise FormatError(f"more than {_MAX_WHOLE:,} bytes", Reason.LIMIT_SIZE, path=self.path)
+        return bytes(data)
+
     def _games(self) -> Iterator[GameRecord]:
         """Yield the games and rejected records of the file in order."""
+        raise NotImplementedError
+
+    def _read_game(self, content: Any, game: GameRecord) -> None:
+        """Set the fields of a game.
+
+        Raises:
+            FormatError: The game is rejected.
+        """
+        raise NotImplementedError
+
+    def _game(self, content: Any, number: int, line_idx: int) -> GameRecord:
+        """Return a game, or a rejected record if :meth:`_read_game` raises."""
+        game = GameRecord(number, line_idx)
+        try:
+            self._read_game(content, game)
+        except FormatError as error:
+            game.reject(error, self.unit)
+        return game
 
     def batches(self) -> Iterator[RawBatch]:
         """Read the file once, from front to back, in memory that does not grow with the file.
@@ -297,274 +270,190 @@ class GameReader(ABC):
             FormatError: "corrupt-gzip", if the gzip stream is damaged or ends early and the file was not
                 opened for salvage; "limit-size" or "limit-ratio".
         """
-        record = 0
-        for games in self._chunks():
-            self._decide_winners(games)
-            self._reject_other_sizes(games)
-            batch = _batch(games, record, self.board_size or MIN_SIZE)
-            record += batch.records
-            yield batch
-        self.header |= self._run.as_json()
-
-    def _chunks(self) -> Iterator[list[GameRecord]]:
-        """Yield the games in groups of at most ``BATCH_ROWS`` records."""
-        chunk: list[GameRecord] = []
-        records = 0
+        first, games, records = 0, list[GameRecord](), 0
         for game in self._games():
+            # A game has at most 2,049 positions (1,024 moves, as many passes), so it fits into a batch.
             if records + game.records > BATCH_ROWS:
-                yield chunk
-                chunk, records = [], 0
-            chunk.append(game)
+                yield self._batch(games, first)
+                # Games that are rejected only now are one record, not as many as they had positions.
+                first, games, records = first + sum(each.records for each in games), [], 0
+            games.append(game)
             records += game.records
-        if chunk:
-            yield chunk
+        if games:
+            yield self._batch(games, first)
 
-    def _handle_damage(self, error: FormatError) -> None:
-        """Store the error in ``damage`` if the file is opened for salvage and is damaged; else raise it."""
-        if error.code not in SALVAGEABLE:
-            raise error.at(self.path)
-        damage = FormatError(
-            "the gzip stream is corrupt or ends early",
-            code=Reason.CORRUPT_GZIP,
-            path=self.path,
-            record=error.record,
-            found=error.found,
-            hint=error.hint,
-        )
-        if not self._salvage:
-            raise damage from error
-        self.damage = damage
-
-    def _decide_winners(self, read: list[GameRecord]) -> None:
-        """Set the winner of games that state none from the winning chain on the final board.
-
-        Hex has no draws, so a game without a chain is unfinished and is rejected.
-        """
-        undecided = [game for game in read if not game.reason and game.winner is None]
-        for size in sorted({game.board_size for game in undecided}):
-            games = [game for game in undecided if game.board_size == size]
-            for game, winner in zip(games, _chain_winners(games, size).tolist(), strict=True):
-                if winner in (BLUE, RED):
-                    game.winner = winner
-                    self._counts["winners_from_chain"] += 1
-                else:
-                    game.reject(
-                        FormatError(
-                            "no winner is stated and the final board has no winning chain",
-                            code=Reason.NO_WINNER,
-                            found=f"{len(game.moves)} moves",
-                            expected=self._winner_hint,
-                        ),
-                        self.unit,
-                    )
-
-    def _reject_other_sizes(self, read: list[GameRecord]) -> None:
-        for game in read:
+    def _batch(self, games: list[GameRecord], record: int) -> RawBatch:
+        """Return games, with their winners, as a batch whose first record has a number."""
+        # What other faults games of other sizes have does not matter.
+        if self._is_size_selected and self.states_size:
+            self._reject_other_sizes(games)
+        # Hex has no draws: a game without a stated winner is unfinished unless its final board has a chain.
+        undecided = [game for game in games if not game.reason and game.winner is None]
+        for size in {game.board_size for game in undecided}:
+            same = [game for game in undecided if game.board_size == size]
+            for game, winner in zip(same, chain_winners(same, size).tolist(), strict=True):
+                game.winner = winner
+                if winner < 0:
+                    found = "no winner is stated and no chain wins"
+                    game.reject(FormatError(found, Reason.NO_WINNER, None, self.winner_hint), self.unit)
+                self._counts["winners_from_chain"] += winner >= 0
+        self._reject_other_sizes(games)
+        numbered, rejected = [], []
+        for game in games:
             if game.reason:
-                continue
-            self.board_size = self.board_size or game.board_size
-            if game.board_size != self.board_size:
-                game.reject(
-                    FormatError(
-                        "another board size than the file's first game",
-                        code=Reason.BOARD_SIZE,
-                        found=game.board_size,
-                        expected=self.board_size,
-                    ),
-                    self.unit,
-                )
+                rejected.append(Rejection(record, game.reason, game.detail, game.other_size))
+            else:
+                numbered.append((record, game))
+            record += game.records
+        return GameBatch(numbered, rejected, self.board_size or MIN_SIZE, self.targets)
 
-
-def is_comment(line: bytes) -> bool:
-    """Return whether a line is a comment: ``# text``, ``#`` alone, or a fact of the run such as ``#seed: 1``.
-
-    Any other line that is not blank is a record, which is rejected if it is no game.
-    """
-    return _COMMENT.fullmatch(line.strip()) is not None
-
-
-class LineReader(GameReader):
-    """Reader of a file with one game per line, blank lines, and comment lines as of :func:`is_comment`.
-
-    Comment lines that state facts of the run, such as ``# Model: x``, are in ``header`` under "run",
-    "run_changes" and "run_unread", as ``RunHeader.as_json`` describes.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._spelling: Counter[str] = Counter()
-        self._counts["comments"] = 0
-        self.header = {"spelling": self._spelling, "counts": self._counts}
-
-    @abstractmethod
-    def _read_game(self, text: str, game: GameRecord) -> None:
-        """Read the game of a line.
-
-        Raises:
-            FormatError: The line is rejected.
-        """
-
-    def _games(self) -> Iterator[GameRecord]:
-        before, filled = self._skip_to_start()
-        lines = enumerate(self._filled_lines(before), start=filled + 1)
-        for line_idx, (number, line, is_comment_line) in lines:
-            if is_comment_line:
-                self._counts["comments"] += 1
-                self._run.read_comment(line)
-                continue
-            game = GameRecord(number, line_idx)
-            self._run.begin_game()
-            try:
-                self._read_game(_text(line), game)
-            except FormatError as error:
+    def _reject_other_sizes(self, games: list[GameRecord]) -> None:
+        reason = "another board size than the selected one, or than the first game of the file"
+        for game in games:
+            if not game.reason and game.board_size != (self.board_size or game.board_size):
+                game.other_size = game.board_size
+                error = FormatError(reason, Reason.BOARD_SIZE, game.board_size, self.board_size)
                 game.reject(error, self.unit)
-            yield game
+            elif not game.reason:
+                self.board_size = game.board_size
 
-    def _skip_to_start(self) -> tuple[int, int]:
-        """Skip the bytes before the part; return their number of lines, and of lines that are not blank.
+    def _note(self, name: str, count: int) -> None:
+        """Count what a game has that was not read as it is written, for the notes on the source."""
+        if count:
+            self._counts[name] += count
 
-        Comment lines are read, as the last header holds for the games that follow.
-        """
-        number = filled = 0
-        left = self._start
-        within = False  # in a line too long to be read at once
-        while left and (line := self._file.readline(min(left, MAX_LINE + 1))):
-            left -= len(line)
-            if not within:
-                text = line.removeprefix(BOM_UTF8) if number == 0 else line
-                filled += len(line) > MAX_LINE or not (not text or text.isspace())
-                if is_comment(text):
-                    self._run.read_comment(text)
-            within = not line.endswith(b"\n")
-            number += not within
-        return number, filled
-
-    def _filled_lines(self, number: int) -> Iterator[tuple[int, bytes, bool]]:
-        """Yield each line that is not blank: its number, its first bytes, and whether it is a comment.
-
-        Args:
-            number: Number of lines before.
-        """
-        try:
-            while line := self._file.readline(MAX_LINE + 1):
-                number += 1
-                size = len(line)
-                if number == 1:
-                    line = line.removeprefix(BOM_UTF8)  # some editors write a byte order mark
-                is_record = False
-                if (not line or line.isspace()) and len(line) <= MAX_LINE:
-                    blank = self._blank_lines()
-                    number += blank.count(b"\n")
-                    size += len(blank)
-                else:
-                    is_record = not is_comment(line)
-                    yield number, line, not is_record
-                while len(line) > MAX_LINE and not line.endswith(b"\n"):
-                    line = self._file.readline(MAX_LINE + 1)
-                    size += len(line)
-                if not is_record:
-                    self._counts["bytes_between_games"] += size
-        except FormatError as error:
-            self._handle_damage(error)
-
-    def _blank_lines(self) -> bytes:
-        """Return all blank lines in the read buffer at once."""
-        ahead = self._file.peek()
-        blank = ahead[: len(ahead) - len(ahead.lstrip())]
-        return self._file.read(blank.rfind(b"\n") + 1)
+    def _stop_at(self, error: FormatError) -> None:
+        # A text that ends early is damaged. The error may be of another file, such as a sidecar.
+        if error.code == Reason.TRUNCATED and not error.path:
+            error.code = Reason.CORRUPT_GZIP
+        super()._stop_at(error)
 
 
-def _text(line: bytes) -> str:
-    if len(line) > MAX_LINE:
-        raise FormatError(
-            "the line is too long", code=Reason.LINE_TOO_LONG, expected=f"at most {MAX_LINE:,} bytes"
-        )
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise FormatError("not UTF-8 text", code=Reason.NOT_UTF8, found=str(error)) from error
+# Positions
 
 
-def _flatten(games: Sequence[GameRecord]) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int64]]:
-    """Return the concatenated moves of all games, and the number of moves of each."""
-    moves = [np.empty(0, np.uint16), *(game.moves for game in games)]
-    return np.concatenate(moves), np.array([len(game.moves) for game in games], dtype=np.int64)
+def _setups(games: Sequence[GameRecord], n: int) -> npt.NDArray[np.uint8]:
+    """Return the stones before the first move of each game, uint8 (G, 2·n·n)."""
+    stones = np.zeros((len(games), 2 * n * n), dtype=np.uint8)
+    for row, game in zip(stones, games, strict=True):
+        blue, red = game.setup
+        row[[*blue, *(n * n + cell for cell in red)]] = 1
+    return stones
 
 
-def _chain_winners(games: Sequence[GameRecord], n: int) -> npt.NDArray[np.int8]:
+def chain_winners(games: Sequence[GameRecord], n: int) -> npt.NDArray[np.int8]:
     """Return the winner that each final board shows: int8 (G,), -1 for none."""
-    moves, lengths = _flatten(games)
-    first = np.array([game.first_player for game in games])
-    ply = np.arange(len(moves)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    stones = np.zeros((len(games), 2, n * n), dtype=np.uint8)
-    game = np.repeat(np.arange(len(games)), lengths)
-    played = moves != PASS
-    stones[game[played], ((ply + np.repeat(first, lengths)) % 2)[played], moves[played]] = 1
+    # Cells do not repeat within a game, so all its stones can be placed at once, in any order.
+    stones = _setups(games, n)
+    for row, game in zip(stones, games, strict=True):
+        players = (np.arange(len(game.moves)) + game.first_player) % 2
+        row[(players * n * n + game.moves)[game.moves != PASS]] = 1
     return winner_of(stones.reshape(-1, 2, n, n))
 
 
-def _batch(games: list[GameRecord], record: int, n: int) -> RawBatch:
-    """Return a batch of the games, whose records are numbered from ``record`` on."""
-    counts = np.array([game.records for game in games], dtype=np.int64)
-    firsts = record + np.cumsum(counts) - counts
-    is_game = np.array([not game.reason for game in games])
-    rejected = [
-        Rejection(first, game.reason, game.detail)
-        for first, game in zip(firsts.tolist(), games, strict=True)
-        if game.reason
-    ]
-    return RawBatch(_positions([game for game in games if not game.reason], firsts[is_game], n), rejected)
+class GameBatch(RawBatch):
+    """A batch of games. Its positions are made when they are read, those of joined batches at once.
 
-
-def _positions(games: list[GameRecord], first_records: npt.NDArray[np.int64], n: int) -> pa.RecordBatch:
-    """Return every position of the games as ``raw_schema(n)``.
+    A small file has few games, and the steps that make positions cost the same for any number of games.
 
     Args:
-        games: The games, in order.
-        first_records: Record number of the first position of each game, (len(games),).
-        n: Cells along an edge.
+        games: The games, in order, each with the record number of its first position.
+        rejected: The rejected records.
+        board_size: N.
+        targets: Optional columns: "policy_weight" if the games have weights, "root_value" if they have these.
     """
-    moves, lengths = _flatten(games)
-    totals = lengths + 1
-    rows = int(totals.sum())
-    first = np.array([game.first_player for game in games], dtype=np.int64)
-    boards = replay_packed(moves, lengths, n, first)
-    ply = np.arange(rows) - np.repeat(np.cumsum(totals) - totals, totals)
-    is_final = ply == np.repeat(lengths, totals)
-    next_move = np.full(rows, PASS, dtype=np.uint16)
-    next_move[~is_final] = moves
-    winner = np.repeat(np.array([game.winner for game in games], dtype=np.uint8), totals)
-    columns = {
-        "record": np.repeat(first_records, totals) + ply,
-        "board": pa.Array.from_buffers(pa.binary(boards.shape[1]), rows, [None, pa.py_buffer(boards)]),
-        "move": pa.array(next_move, mask=next_move == PASS),
-        "value": winner.astype(np.float64),
-        "player_to_move": ((ply + np.repeat(first, totals)) % 2).astype(np.uint8),
-        "line_idx": np.repeat(np.array([game.line_idx for game in games], dtype=np.int32), totals),
-        "position_in_game": ply.astype(np.uint16),
-        "total_positions": np.repeat(totals, totals).astype(np.uint16),
-        "winner": winner,
-        "end_reason": _texts([game.end_reason for game in games], END_REASONS, totals),
-        "swap": _texts([game.swap for game in games], SWAPS, totals),
-    }
-    schema = raw_schema(n)
-    arrays = [
-        _array(columns[field.name], field.type) if field.name in columns else pa.nulls(rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
+    games: Sequence[tuple[int, GameRecord]]
+    shape: tuple[int, tuple[str, ...]]
 
-def _array(values: Any, kind: pa.DataType) -> pa.Array:
-    return values if isinstance(values, pa.DictionaryArray) else pa.array(values, kind)
+    def __init__(self, games: object, rejected: object, board_size: int, targets: tuple[str, ...]) -> None:
+        # The dataclass is frozen, and its field ``positions`` is computed.
+        self.__dict__.update(games=games, rejected=rejected, shape=(board_size, targets))
 
+    @property
+    def rows(self) -> int:
+        """Number of positions."""
+        return sum(game.records for _, game in self.games)
 
-def _texts(
-    texts: Sequence[str | None], possible: Sequence[str], totals: npt.NDArray[np.int64]
-) -> pa.DictionaryArray:
-    """Return a text per position, with the same dictionary in every batch, as Arrow files require."""
-    index = np.array([-1 if text is None else possible.index(text) for text in texts], dtype=np.int8)
-    indices = np.repeat(index, totals)
-    return pa.DictionaryArray.from_arrays(
-        pa.array(indices, mask=indices < 0), pa.array(possible, pa.string())
-    )
+    def stated(self, column: str) -> int:  # noqa: ARG002
+        """Return the number of positions: all have a game and a ply."""
+        return self.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the positions in bytes, approximately: 150 each, and 6 per cell of a policy."""
+        return 150 * self.rows + 6 * sum(len(game.policies.cells) for _, game in self.games if game.policies)
+
+    @staticmethod
+    def join(batches: Sequence[RawBatch]) -> pa.RecordBatch:
+        """Return the positions of batches with the same board size and targets."""
+        listed = [batch for batch in batches if isinstance(batch, GameBatch)]
+        if len(listed) < len(batches):  # some positions were rejected
+            return RawBatch.join(batches)
+        return GameBatch([game for each in listed for game in each.games], [], *listed[-1].shape).positions
+
+    @cached_property
+    def positions(self) -> pa.RecordBatch:
+        """Every position of the games as ``raw_schema(board_size, targets)``."""
+        games, (n, targets) = [game for _, game in self.games], self.shape
+        lengths = np.array([len(game.moves) for game in games], np.int64)
+        # Each list begins with an empty part, as NumPy concatenates no empty list.
+        moves = np.concatenate([np.empty(0, np.uint16), *(game.moves for game in games)])
+        totals = lengths + 1
+        # One row per position: a game of m moves has m + 1 of them, and the last one has no move.
+        ply = np.arange(totals.sum()) - np.repeat(np.cumsum(totals) - totals, totals)
+        is_final = ply == np.repeat(lengths, totals)
+
+        def spread(numbers: Iterable[Any]) -> npt.NDArray[np.int64]:
+            """Return a number of each game for all its positions."""
+            return np.repeat(np.fromiter(numbers, np.int64, len(games)), totals)
+
+        def texts(possible: Sequence[str], found: Iterable[str | None]) -> pa.DictionaryArray:
+            """Return texts with the same dictionary in every batch, as Arrow files require."""
+            index = spread(possible.index(text) if text else -1 for text in found)
+            indices = pa.array(index, pa.int8(), mask=index < 0)
+            return pa.DictionaryArray.from_arrays(indices, pa.array(possible, pa.string()))
+
+        def of_moves(empty: Any, parts: Sequence[Any]) -> npt.NDArray[Any] | None:
+            """Return values of the moves for all positions, None if no game has them."""
+            if all(part is None for part in parts):
+                return None
+            values = np.full(len(ply), empty, parts[0].dtype)
+            values[~is_final] = np.concatenate(parts)
+            return values
+
+        # The boards follow from the moves, in addition to stones that were set up.
+        first_player = np.array([game.first_player for game in games], np.int64)
+        boards = replay_packed(moves, lengths, n, first_player)
+        if any(any(game.setup) for game in games):
+            boards |= np.repeat(np.packbits(_setups(games, n), axis=1), totals, axis=0)
+        next_move = np.full(len(ply), PASS, np.uint16)
+        next_move[~is_final] = moves
+        winner, before = spread(game.winner for game in games), spread(game.first_ply for game in games)
+        policy = of_moves(False, [game.has_policy for game in games])
+        if policy is not None:
+            given = SparsePolicies.join([game.policies for game in games if game.policies is not None])
+            policy = given.to_arrow(policy)
+        root_value = of_moves(np.nan, [game.root_values for game in games])
+        metadata = None
+        if any(game.metadata is not None for game in games):
+            metadata = [text for game in games for text in game.metadata or [None] * game.records]
+        columns = {
+            "record": spread(record for record, _ in self.games) + ply,
+            # A pass is a move in the game, but null in the table, which has cells only.
+            "move": pa.array(next_move, mask=next_move == PASS),
+            # The numbers of the players are the values of the store: 0 if blue wins.
+            "value": winner.astype(np.float64),
+            "player_to_move": (ply + np.repeat(first_player, totals)) % 2,
+            "line_idx": spread(game.line_idx for game in games),
+            "position_in_game": before + ply,
+            "total_positions": before + np.repeat(totals, totals),
+            "winner": winner,
+            "end_reason": texts(END_REASONS, [game.end_reason for game in games]),
+            "swap": texts(SWAPS, [game.swap for game in games]),
+            "policy": policy,
+            "policy_weight": of_moves(FULL_WEIGHT, [game.weights for game in games]),
+            "root_value": None if root_value is None else pa.array(root_value, from_pandas=True),
+            "metadata": metadata,
+        }
+        return raw_batch(n, targets, boards, columns)

@@ -5,31 +5,27 @@ Every reader of a format that may be gzipped uses this module, so that all are p
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import io
-import zlib
-from dataclasses import dataclass, fields
-from typing import Any, BinaryIO, Final
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
 
-from zlib_ng import gzip_ng, zlib_ng
+from zlib_ng import zlib_ng
 
 from hexdata.errors import FormatError, Reason
 
-__all__ = ["GunzipFile", "GunzipLimits", "is_gzip"]
-
-_MAGIC: Final = b"\x1f\x8b"
 _INPUT: Final = 1 << 16
-"""Compressed bytes that a :class:`_Gunzip` reads at a time."""
-_OUTPUT: Final = 1 << 14
-"""Maximum number of decompressed bytes that it returns at a time."""
+"""Compressed bytes that are read at a time."""
+_OUTPUT: Final = 1 << 18
+"""Maximum number of decompressed bytes of one step, which bounds the memory that a gzip bomb takes."""
 
 
 @dataclass(frozen=True)
 class GunzipLimits:
-    """Limits on the decompression of one file; each format sets its own.
-
-    Raises:
-        ValueError: A limit is not positive.
-    """
+    """Limits on the decompression of one file; each format sets its own."""
 
     decompressed_bytes: int
     """``limit-size``: maximum size of the decompressed file in bytes."""
@@ -39,26 +35,35 @@ class GunzipLimits:
     ratio_floor: int
     """Number of decompressed bytes up to which any ratio is accepted."""
 
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be positive, not {getattr(self, field.name)}")
+    def check_sizes(self, decompressed: int, compressed: int) -> None:
+        """Raise a FormatError, "limit-size" or "limit-ratio", if a file, or its beginning, exceeds it."""
+        if decompressed > self.decompressed_bytes:
+            raise FormatError(f"more than {self.decompressed_bytes:,} decompressed bytes", Reason.LIMIT_SIZE)
+        if decompressed > max(self.ratio_floor, self.ratio * compressed):
+            reason = f"more than {decompressed:,} bytes, compressed at more than {self.ratio}:1"
+            raise FormatError(reason, Reason.LIMIT_RATIO, expected="a lower ratio, as that of training data")
 
 
 def is_gzip(head: bytes) -> bool:
-    """Return whether a file is gzipped.
+    """Return whether a file is gzipped, from its first two bytes or more."""
+    return head.startswith(b"\x1f\x8b")
 
-    Args:
-        head: The first two bytes of the file, or more.
-    """
-    return head.startswith(_MAGIC)
+
+def is_utf16(head: bytes) -> bool:
+    """Return whether a text begins with a byte order mark of UTF-16."""
+    return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+
+
+def has_lines(head: bytes) -> bool:
+    """Return whether the bytes of a text are its lines, so that a part of it can be read alone."""
+    return not (is_gzip(head) or is_utf16(head))
 
 
 class GunzipFile(io.RawIOBase):
     """A gzipped or plain file, open for reading. Gzip is detected from the first bytes.
 
     Consecutive gzip members are read as one stream, zero padding after the last one is ignored, and the
-    checksums are verified.
+    checksums are verified. ``io.BufferedReader`` reads a text with a byte order mark of UTF-16 as UTF-8.
 
     Args:
         raw: The file, open at its beginning. It is closed together with this object.
@@ -70,16 +75,18 @@ class GunzipFile(io.RawIOBase):
     """
 
     def __init__(self, raw: io.BufferedReader, limits: GunzipLimits, *, salvage: bool = False) -> None:
-        self._limits = limits
-        self._raw = raw
-        self._stream: io.BufferedIOBase | _Gunzip = raw
+        self._limits, self._raw = limits, raw
+        # The reader of zlib decompresses into the buffer of the caller, but loses a piece that is damaged.
+        self._reader: Any = raw
+        if is_gzip(raw.peek(2)):
+            self._reader = None if salvage else zlib_ng._GzipReader(raw, _INPUT)
+        # 31 is gzip: the header is required, and length and checksum at the end are compared.
+        self._member: Any = zlib_ng.decompressobj(wbits=31)
+        self._input = b""  # compressed bytes that are not decompressed yet
+        self._step = _OUTPUT
+        self._decoder: codecs.IncrementalDecoder | None = None  # of a text in UTF-16
+        self._text = b""  # text that did not fit into the last buffer
         self.offset = 0
-        if not is_gzip(raw.peek(len(_MAGIC))):
-            return
-        if salvage:
-            self._stream = _Gunzip(raw)
-        else:
-            self._stream = gzip_ng.GzipNGFile(fileobj=raw, mode="rb")  # type: ignore[no-untyped-call]
 
     def readable(self) -> bool:
         """Return True, as ``io.RawIOBase`` requires."""
@@ -92,9 +99,20 @@ class GunzipFile(io.RawIOBase):
             FormatError: As for :meth:`read`.
         """
         view = memoryview(buffer).cast("B")
-        piece = self.read(len(view))
-        view[: len(piece)] = piece
-        return len(piece)
+        while not self._text:
+            count = self._read(view)
+            # Only at the beginning: the same bytes later in a text are no byte order mark.
+            if self.offset == count and is_utf16(bytes(view[: min(count, 2)])):
+                self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
+            if self._decoder is None:
+                return count
+            # A piece that is a part of a letter gives no text yet.
+            self._text = self._decoder.decode(view[:count], not count).encode()
+            if not count:
+                break
+        count = min(len(view), len(self._text))
+        view[:count], self._text = self._text[:count], self._text[count:]
+        return count
 
     def read(self, size: int = -1) -> bytes:
         """Return at most ``size`` decompressed bytes, none at the end; all the rest if ``size`` is negative.
@@ -105,68 +123,34 @@ class GunzipFile(io.RawIOBase):
         """
         if size < 0:
             return self.readall()
+        buffer = memoryview(bytearray(min(size, _OUTPUT)))
+        return bytes(buffer[: self._read(buffer)])
+
+    def _read(self, view: memoryview) -> int:
+        """Read decompressed bytes into a buffer and return their number. Raises as :meth:`read`."""
         try:
-            piece = self._stream.read(size)
-        except EOFError:
-            raise FormatError(
-                "the gzip stream ends before its end marker",
-                code=Reason.TRUNCATED,
-                record=f"byte {self.offset} of the decompressed data",
-                hint="Copy the file again, or exclude it.",
-            ) from None
-        except (zlib_ng.error, zlib.error, OSError) as error:  # type: ignore[misc]  # its stub hides that it is a class
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # an error of the disk, not of the data
-            raise FormatError(
-                "the gzip stream is damaged",
-                code=Reason.CORRUPT_GZIP,
-                record=f"byte {self.offset} of the decompressed data",
-                found=str(error),
-                hint="Copy the file again, or exclude it.",
-            ) from None
-        self.offset += len(piece)
-        self._check()
-        return piece
+            if self._reader is not None:
+                count = self._reader.readinto(view)
+            else:
+                piece = self._unpack(len(view))
+                count = len(piece)
+                view[:count] = piece
+        except (EOFError, zlib_ng.error, gzip.BadGzipFile) as error:  # type: ignore[misc]  # its stub hides that it is a class
+            code = Reason.TRUNCATED if isinstance(error, EOFError) else Reason.CORRUPT_GZIP
+            reason = "the gzip stream is damaged or ends before its end marker"
+            raise FormatError(reason, code, f"the damage after {self.offset:,} unpacked bytes") from None
+        self.offset += count
+        # Checked after each step, so that a bomb exceeds a limit by one step at most.
+        self._limits.check_sizes(self.offset, self._raw.tell())
+        return int(count)
 
-    def _check(self) -> None:
-        limits = self._limits
-        if self.offset > limits.decompressed_bytes:
-            raise FormatError(
-                "the decompressed file exceeds the size limit",
-                code=Reason.LIMIT_SIZE,
-                found=f"more than {limits.decompressed_bytes:,} bytes",
-            )
-        if self._stream is not self._raw and self.offset > limits.ratio_floor:
-            compressed = self._raw.tell()
-            if self.offset > limits.ratio * compressed:
-                raise FormatError(
-                    "the compression ratio is too high for training data",
-                    code=Reason.LIMIT_RATIO,
-                    found=f"{self.offset:,} bytes from {compressed:,}",
-                    expected=f"a ratio of at most {limits.ratio}",
-                )
+    def _unpack(self, size: int) -> bytes:
+        """Return at most ``size`` more bytes of a gzipped file that is salvaged, none at its end.
 
-    def close(self) -> None:
-        """Close the file. A second call does nothing."""
-        super().close()
-        self._stream.close()
-        self._raw.close()
-
-
-class _Gunzip:
-    """Decompresses a gzip file without losing the bytes before damage.
-
-    It is slower than ``GzipNGFile``, which discards the bytes it has already decompressed when it raises.
-    """
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw = raw
-        self._input = b""
-        self._member = zlib.decompressobj(wbits=31)
-        self._step = _OUTPUT
-
-    def read(self, size: int) -> bytes:
-        """Return at most ``size`` more bytes, none at the end; raise as ``GzipNGFile.read`` does."""
+        Raises:
+            EOFError: The file ends within a member.
+            zlib_ng.error: A member is damaged.
+        """
         piece = b""
         while size and not piece:  # zlib takes a size of 0 as unlimited
             self._input = self._input or self._raw.read(_INPUT)
@@ -177,28 +161,43 @@ class _Gunzip:
                     break
                 if not self._input:
                     continue
-                self._member = zlib.decompressobj(wbits=31)
-            piece = self._decompress(min(size, self._step))
-            if at_end and not piece and not self._member.eof:
+                self._member = zlib_ng.decompressobj(wbits=31)
+            # A call that fails leaves the decompressor unusable, so a copy is needed to try a smaller step.
+            before = self._member.copy()
+            try:
+                piece = self._member.decompress(self._input, min(size, self._step))
+            except zlib_ng.error:  # type: ignore[misc]
+                # zlib returns nothing from a call that fails, so smaller steps get closer to the damage.
+                if min(size, self._step) == 1:
+                    raise
+                self._member, self._step = before, min(size, self._step) // 2
+                continue
+            self._input = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+            # The decompressor may still hold bytes after the last input; only then is the stream cut.
+            if at_end and not (piece or self._member.eof):
                 raise EOFError
         return piece
 
-    def _decompress(self, size: int) -> bytes:
-        """Return up to ``size`` more bytes. After an error, retry with half the size, down to one byte.
-
-        zlib returns nothing from a call that fails, so smaller steps get closer to the damage.
-        """
-        before = self._member.copy()
-        try:
-            piece: bytes = self._member.decompress(self._input, size)
-        except zlib.error:
-            if size == 1:
-                raise
-            self._member, self._step = before, size // 2
-            return self._decompress(self._step)
-        member = self._member
-        self._input = member.unused_data if member.eof else member.unconsumed_tail
-        return piece
-
     def close(self) -> None:
-        """Do nothing: :class:`GunzipFile` closes the file below."""
+        """Close the file. A second call does nothing."""
+        super().close()
+        self._raw.close()
+
+
+def read_lines(file: io.BufferedIOBase, most: int, stop: int = sys.maxsize) -> Iterator[tuple[bytes, int]]:
+    """Yield each line of a text, without a byte order mark, and its number of bytes in the text.
+
+    Args:
+        file: The text.
+        most: Number of bytes up to which lines are complete. Of a longer one, one byte more is held.
+        stop: Offset at which the text ends.
+    """
+    at = 0
+    while at < stop and (line := file.readline(min(stop - at, most + 1))):
+        rest, begin = line, at
+        at += len(line)
+        # The rest of a long line is read and dropped, so that memory does not depend on the text.
+        while len(rest) > most and not rest.endswith(b"\n"):
+            rest = file.readline(min(stop - at, most + 1))
+            at += len(rest)
+        yield line if begin else line.removeprefix(codecs.BOM_UTF8), at - begin

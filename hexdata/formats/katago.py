@@ -20,11 +20,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,22 +31,14 @@ import pyarrow as pa
 from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipLimits
-from hexdata.formats.npz import NpzFile, first_member
-from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection
+from hexdata.formats.npz import LOCAL_HEADER, NpzFile
+from hexdata.formats.source import BATCH_ROWS, FileReader, RawBatch, Rejection, raw_batch
 from hexdata.policy import SparsePolicies
-from hexdata.schema import NO_PLY, raw_schema
-from hexdata.storage import AnyPath, as_path
-
-__all__ = ["DEFAULT_LIMITS", "FORMAT", "KataHexReader", "looks_like_katahex"]
+from hexdata.schema import NO_PLY
+from hexdata.storage import AnyPath
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
-
-FORMAT: Final = "katahex"
-"""``SourceReader.format`` of these files."""
-
-DEFAULT_LIMITS: Final = GunzipLimits(decompressed_bytes=1 << 40, ratio=250, ratio_floor=16 << 20)
-"""Limits for these files. The arrays that are read compress about 20:1, as most planes are empty."""
 
 _PLANES: Final = "binaryInputNCHWPacked"
 _INPUTS: Final = "globalInputNC"
@@ -59,10 +49,11 @@ _NAMES: Final = (*_NEEDED, "scoreDistrN", "valueTargetsNCHW", "qValueTargetsNCMo
 """Arrays of KataGo's files. Those that are not read contain targets that Hex does not have."""
 
 _MAX_EDGE: Final = 64
-"""Maximum of L."""
+"""Maximum of L, to which smaller boards are padded. It limits the memory of a row."""
 _BLOCK_BYTES: Final = 32 << 20
 """Approximate number of decompressed bytes that are processed together."""
 _SUM_TOLERANCE: Final = 1e-3
+"""The sum of three shares in float32 need not be exactly 1."""
 
 
 class _Column(IntEnum):
@@ -104,98 +95,64 @@ _EXTRAS: Final = {
 _TD: Final = {"extra.td_long": 4, "extra.td_mid": 8, "extra.td_short": 12}
 """Extra columns that are win minus loss of an average over later searches, from the view of the player to
 move."""
+_NOT_NEGATIVE: Final = [_Column.WEIGHT, _Column.POLICY_WEIGHT, _Column.VISITS]
+_CHECKED: Final = [
+    *map(int, (*_NOT_NEGATIVE, *_EXTRAS.values())),
+    *(i + k for i in _TD.values() for k in (0, 1)),
+]
+"""Columns whose numbers must be finite, besides those of the results."""
 _MAX_MOVES: Final = "extra.max_moves"
 """Extra column: moves after which the game ends without a winner, per cell of the board; null without such a
 rule (``globalInputNC``, columns 4 and 5)."""
 
 
-def looks_like_katahex(head: bytes) -> bool:
-    """Return whether a file is a zip archive whose first member is an array of KataGo's training data.
-
-    Args:
-        head: The first bytes of the file.
-    """
-    return first_member(head) in _NAMES
+def is_katahex(head: bytes, _name: str) -> bool:
+    """Return whether a file is a zip archive whose first member is an array of KataGo's training data."""
+    name = head[30:]  # after the fixed part of a local header
+    return head.startswith(LOCAL_HEADER) and name.startswith(tuple(each.encode() for each in _NAMES))
 
 
 def _any(cells: Array) -> Mask:
     """Return whether any value of each row is not 0, (k,)."""
-    return np.asarray(cells.reshape(len(cells), -1).any(axis=1))
+    return np.asarray(cells.any(axis=tuple(range(1, cells.ndim))))
 
 
-@dataclass
-class _Checks:
-    """The rows of a block that are still valid, and the first fault of the others."""
-
-    valid: Mask
-    faults: dict[int, tuple[Reason, str]] = field(default_factory=dict)
-
-    def reject(self, wrong: Mask, reason: Reason, detail: Callable[[int], str]) -> None:
-        """Reject rows that are still valid.
-
-        Args:
-            wrong: The rows, (k,).
-            reason: Reason code.
-            detail: Function of a row that returns the message.
-        """
-        for row in np.flatnonzero(wrong & self.valid).tolist():
-            self.faults[row] = reason, detail(row)
-        self.valid &= ~wrong
-
-
-@dataclass(frozen=True)
 class _Block:
-    """The arrays of k rows that are needed, as they are in the file."""
+    """The arrays of k rows, as they are in the file.
 
-    board: Mask
-    """Cells on the board, (k, L, L)."""
-    own: Mask
-    """Stones of the player to move, (k, L, L)."""
-    opponent: Mask
-    cells: npt.NDArray[np.int32]
-    """Visits of each cell, (k, L, L)."""
-    passes: npt.NDArray[np.int32]
-    """Visits of the pass, (k,)."""
-    inputs: npt.NDArray[np.float32]
-    """``globalInputNC``."""
-    targets: npt.NDArray[np.float64]
-    """``globalTargetsNC``."""
-    padding: Mask
-    """True if bits after the last cell are set, (k,)."""
+    Attributes:
+        planes: Cells on the board, stones of the player to move, stones of the opponent: (3, k, L, L) bool.
+        padding: True if bits after the last cell are set, (k,).
+        visits: Visits of each cell, and of the pass, (k, L·L + 1).
+        inputs: ``globalInputNC``.
+        targets: ``globalTargetsNC`` as float64.
+        sizes: Cells along an edge of the board, (k,).
+        red: Whether red is to move, (k,).
+        has_policy: Whether the policy is given, not a placeholder: (k,).
+    """
 
-    @property
-    def red(self) -> Mask:
-        """Whether red is to move, (k,)."""
-        red: Mask = self.inputs[:, 0] == 1
-        return red
+    def __init__(self, arrays: Mapping[str, Array], edge: int) -> None:
+        bits = np.unpackbits(arrays[_PLANES][:, :3], axis=2)
+        self.planes = bits[:, :, : edge * edge].reshape(-1, 3, edge, edge).astype(bool).swapaxes(0, 1)
+        self.padding = _any(bits[:, :, edge * edge :])
+        self.visits = arrays[_POLICY][:, 0].astype(np.int32)
+        self.inputs, self.targets = arrays[_INPUTS], arrays[_TARGETS].astype(np.float64)
+        self.sizes = self.planes[0, :, 0].sum(axis=1, dtype=np.int64)
+        self.red = self.inputs[:, 0] == 1
+        self.has_policy = self.targets[:, _Column.POLICY_WEIGHT] > 0
 
-    @property
-    def has_policy(self) -> Mask:
-        """Return whether the policy is given, not a placeholder: (k,)."""
-        given: Mask = self.targets[:, _Column.POLICY_WEIGHT] > 0
-        return given
-
-    def result(self, column: int) -> Array:
-        """Return win, loss and no result, (k, 3), beginning at a column of ``globalTargetsNC``."""
-        return self.targets[:, column : column + 3]
-
-    def red_share(self, column: int, rows: Array) -> npt.NDArray[np.float64]:
-        """Return the share of red in a result: 0 if blue wins, 1 if red wins; no result is half for each.
-
-        Args:
-            column: First column of the result.
-            rows: Indices of the rows, (m,).
+    def red_share(self, column: int) -> npt.NDArray[np.float64]:
+        """Return the share of red in win, loss and no result, which begin at a column of ``globalTargetsNC``.
 
         Returns:
-            The shares, (m,), from 0 to 1, rounded to float32.
+            The shares, (k,), rounded to float32: 0 if blue wins, 1 if red wins; no result is half for each.
         """
-        win, loss, _ = self.result(column)[rows].T
-        share = 0.5 + 0.5 * np.where(self.red[rows], win - loss, loss - win)
-        rounded: npt.NDArray[np.float32] = np.clip(share, 0.0, 1.0).astype(np.float32)
-        return rounded.astype(np.float64)
+        win, loss = self.targets[:, column], self.targets[:, column + 1]
+        share = 0.5 + 0.5 * np.where(self.red, win - loss, loss - win)
+        return np.asarray(np.clip(share, 0.0, 1.0).astype(np.float32).astype(np.float64))
 
 
-class KataHexReader:
+class KataHexReader(FileReader):
     """Reader of one file: a :class:`hexdata.formats.source.SourceReader`.
 
     Each row is one record. The value is the result of the game: 0 if blue won, 1 if red won. Positions that
@@ -217,87 +174,19 @@ class KataHexReader:
 
     Args:
         path: Local file or remote object.
-        limits: Limits on the sizes of the arrays and on their compression ratio.
         salvage: If True, a damaged file yields the rows before the damage instead of raising.
-
-    Raises:
-        FormatError: See :class:`hexdata.formats.npz.NpzFile`; also "unknown-layout" if the arrays have other
-            types or shapes. With ``salvage``, a damaged archive is not an error: see ``damage``.
-        OSError: The file cannot be read.
     """
 
-    format: str = FORMAT
+    limits: ClassVar[GunzipLimits] = GunzipLimits(decompressed_bytes=1 << 40, ratio=250, ratio_floor=16 << 20)
+    """Limits on the sizes of the arrays and on their compression ratio. The arrays that are read compress
+    about 20:1, as most planes are empty."""
+    format: str = "katahex"
     targets: tuple[str, ...] = tuple(sorted(("root_value", "visits", "weight", _MAX_MOVES, *_EXTRAS, *_TD)))
 
-    def __init__(
-        self, path: str | AnyPath, *, limits: GunzipLimits = DEFAULT_LIMITS, salvage: bool = False
-    ) -> None:
-        self.path = as_path(path)
-        self.board_size: int | None = None
-        self._wanted_size: int | None = None
-        self.damage: FormatError | None = None
-        self._salvage = salvage
+    def __init__(self, path: str | AnyPath, *, salvage: bool = False) -> None:
+        super().__init__(path, salvage=salvage)
         self._counts = Counter(rows_without_game=0, side_positions=0, without_policy=0)
-        self.header: dict[str, object] = {"counts": self._counts}
-        self._file: NpzFile | None = None
-        try:
-            self._file = NpzFile(self.path, _NAMES, _NEEDED, limits)
-            self._edge = self._check_layout(self._file)
-        except FormatError as error:
-            self.__exit__(None, None, None)
-            self._handle_damage(error)
-            self._file = None
-
-    def select_board_size(self, board_size: int) -> None:
-        """Reject the rows of all other board sizes, instead of those that differ from the first valid row.
-
-        Args:
-            board_size: N. Must be set before the first batch is read.
-        """
-        self._wanted_size = board_size
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._file.__exit__(kind, error, trace)
-
-    def _handle_damage(self, error: FormatError) -> None:
-        """Store the error in ``damage`` if the file is opened for salvage and is damaged; else raise it."""
-        if not self._salvage or error.code not in SALVAGEABLE:
-            raise error.at(self.path)
-        self.damage = error
-
-    def _check_layout(self, file: NpzFile) -> int:
-        """Return L.
-
-        Raises:
-            FormatError: "unknown-layout".
-        """
-        rows, moves = file.rows, (file.arrays[_POLICY].shape or (0,))[-1]
-        edge = math.isqrt(max(moves - 1, 0))
-        channels = 1 if file.arrays[_POLICY].shape[1:2] == (1,) else 2
-        expected = {
-            _PLANES: (np.dtype(np.uint8), (rows, 22, (edge * edge + 7) // 8)),
-            _INPUTS: (np.dtype(np.float32), (rows, 19)),
-            _POLICY: (np.dtype(np.int16), (rows, channels, edge**2 + 1)),
-            _TARGETS: (np.dtype(np.float32), (rows, 64)),
-        }
-        for name, (dtype, shape) in expected.items():
-            array = file.arrays[name]
-            if array.dtype != dtype or array.shape != shape or not MIN_SIZE <= edge <= _MAX_EDGE:
-                raise FormatError(
-                    "an array has another type or shape than in training data of KataHex",
-                    path=self.path,
-                    found=f"{name} of type {array.dtype}, shape {array.shape}",
-                    expected=f"type {dtype}, shape {shape}, for boards up to {_MAX_EDGE} x {_MAX_EDGE}",
-                )
-        self.header |= {"arrays": {name: list(array.shape) for name, array in sorted(file.arrays.items())}}
-        self.header["largest_board"] = edge
-        return edge
+        self.header = {"counts": self._counts}
 
     def batches(self) -> Iterator[RawBatch]:
         """Read the file once, from front to back, in memory that does not grow with the file.
@@ -309,264 +198,175 @@ class KataHexReader:
             The rows of the file in order, at most ``BATCH_ROWS`` per batch.
 
         Raises:
-            FormatError: "corrupt-zip" or "truncated", if a member is damaged and the file was not opened for
-                salvage; "unknown-layout", if the rows are not of Hex.
+            FormatError: See :class:`hexdata.formats.npz.NpzFile`, unless the archive is damaged and the file
+                was opened for salvage; "unknown-layout" also if the arrays have other types or shapes, or the
+                rows are not of Hex.
+            OSError: The file cannot be read.
         """
-        if self._file is None:
-            return
-        row_bytes = sum(self._file.arrays[name].row_bytes for name in _NEEDED) + 24 * self._edge**2
-        blocks = self._file.blocks(min(BATCH_ROWS, max(1, _BLOCK_BYTES // row_bytes)))
         record = 0
-        while True:
-            try:
-                arrays = next(blocks, None)
-            except FormatError as error:
-                self._handle_damage(error)
-                return
-            if arrays is None:
-                return
-            batch = self._batch(arrays, record)
-            record += batch.records
-            yield batch
+        try:
+            with NpzFile(self.path, _NAMES) as file:
+                edge = self._check_layout(file)
+                # About 24 bytes per cell for what is made of a row: unpacked planes, visits, probabilities.
+                row_bytes = sum(file.arrays[name].itemsize for name in _NEEDED) + 24 * edge**2
+                for arrays in file.blocks(min(BATCH_ROWS, max(1, _BLOCK_BYTES // row_bytes))):
+                    yield self._batch(arrays, edge, record)
+                    record += len(arrays[_TARGETS])
+        except FormatError as error:
+            self._stop_at(error)
 
-    def _batch(self, arrays: Mapping[str, Array], record: int) -> RawBatch:
-        """Return a batch of rows, whose records are numbered from ``record`` on."""
-        block = self._block(arrays, record)
-        checks = _Checks(np.ones(len(block.red), bool))
-        sizes = _check_boards(block, checks)
-        if self._wanted_size is not None:
-            self._check_size(sizes, checks)
-        with np.errstate(invalid="ignore"):  # of infinite numbers, which are rejected
-            _check_numbers(block, checks)
-        _check_policies(block, checks)
-        if self._wanted_size is None:
-            self._check_size(sizes, checks)
-        elif checks.valid.any():
-            self.board_size = self._wanted_size
-        size = self.board_size or MIN_SIZE
-        rejected = [Rejection(record + row, *checks.faults[row]) for row in sorted(checks.faults)]
-        return RawBatch(self._positions(block, np.flatnonzero(checks.valid), record, size), rejected)
+    def _check_layout(self, file: NpzFile) -> int:
+        """Select the arrays that are read; return L.
 
-    def _block(self, arrays: Mapping[str, Array], record: int) -> _Block:
-        """Return the rows of a block.
+        Raises:
+            FormatError: As :meth:`batches`.
+        """
+        reason = "the arrays are not those of training data of KataHex"
+        if not set(_NEEDED) <= file.headers.keys():
+            raise FormatError(reason, found=sorted(file.headers), expected=_NEEDED)
+        file.select(_NEEDED, self.limits)
+        shape = file.arrays[_POLICY].shape
+        edge = math.isqrt(max((shape or (0,))[-1] - 1, 0))
+        # Only the policy of this turn is read, so a file may lack that of the next one.
+        expected = {
+            _PLANES: np.dtype((np.uint8, (22, (edge * edge + 7) // 8))),
+            _INPUTS: np.dtype((np.float32, (19,))),
+            _POLICY: np.dtype((np.int16, (1 if shape[:1] == (1,) else 2, edge * edge + 1))),
+            _TARGETS: np.dtype((np.float32, (64,))),
+        }
+        found = {name: file.arrays[name] for name in expected}
+        if found != expected or not MIN_SIZE <= edge <= _MAX_EDGE:
+            raise FormatError(reason, found=found, expected=f"{expected}, up to {_MAX_EDGE} x {_MAX_EDGE}")
+        shapes = {name: [file.rows, *row.shape] for name, row in sorted(file.arrays.items())}
+        self.header |= {"arrays": shapes, "largest_board": edge}
+        return edge
+
+    def _batch(self, arrays: Mapping[str, Array], edge: int, record: int) -> RawBatch:
+        """Return a batch of rows, whose records are numbered from ``record`` on.
 
         Raises:
             FormatError: "unknown-layout", if the rows are not of Hex.
         """
-        planes, edge = arrays[_PLANES], self._edge
-        targets = arrays[_TARGETS].astype(np.float64)
-        others = np.flatnonzero(_any(planes[:, 4:]))
-        versions = np.flatnonzero(targets[:, _Column.VERSION] != 1)
-        for rows, found, expected in (
-            (others, "input planes beyond the fourth", "boards, stones and the last move only, as in Hex"),
-            (versions, f"another version in column {_Column.VERSION} of {_TARGETS}", "version 1"),
-        ):
-            if len(rows):
-                raise FormatError(
-                    "the file is not training data of KataHex, but of another game or version",
-                    path=self.path,
-                    record=record + int(rows[0]),
-                    found=found,
-                    expected=expected,
-                )
-        bits = np.unpackbits(planes[:, :3], axis=2)
-        board, own, opponent = (
-            bits[:, plane, : edge * edge].reshape(-1, edge, edge).astype(bool) for plane in range(3)
-        )
-        visits = arrays[_POLICY][:, 0].astype(np.int32)
-        return _Block(
-            board=board,
-            own=own,
-            opponent=opponent,
-            cells=visits[:, :-1].reshape(-1, edge, edge),
-            passes=visits[:, -1],
-            inputs=arrays[_INPUTS],
-            targets=targets,
-            padding=_any(bits[:, :, edge * edge :]),
-        )
+        # Files of other games have the same arrays; only the planes that Hex does not use differ.
+        other = _any(arrays[_PLANES][:, 4:]) | (arrays[_TARGETS][:, _Column.VERSION] != 1)
+        if other.any():
+            reason = "training data of KataGo for another game, or of another version than 1"
+            raise FormatError(reason, record=record + int(other.argmax()))
+        block = _Block(arrays, edge)
+        sizes, valid = block.sizes, np.ones(len(block.sizes), bool)
+        rejected: list[Rejection] = []
 
-    def _check_size(self, sizes: npt.NDArray[np.int64], checks: _Checks) -> None:
-        """Reject the rows of another board size than the selected one, or than the file's first valid row."""
-        if self._wanted_size is None and self.board_size is None and checks.valid.any():
-            self.board_size = int(sizes[checks.valid][0])
-        what = "the first valid row of the file" if self._wanted_size is None else "the selected one"
-        expected = self._wanted_size or self.board_size or 0
-        checks.reject(
-            sizes != expected,
-            Reason.BOARD_SIZE,
-            lambda row: f"another board size than {what}; found {sizes[row]}; expected {expected}",
-        )
+        def reject(reason: Reason, wrong: Mask, what: str) -> None:
+            """Reject rows that are still valid, for their first fault."""
+            for row in np.flatnonzero(wrong & valid).tolist():
+                size = int(sizes[row]) if reason == Reason.BOARD_SIZE else None
+                rejected.append(Rejection(record + row, reason, what, size))
+            valid[wrong] = False
 
-    def _positions(self, block: _Block, rows: Array, record: int, n: int) -> pa.RecordBatch:
-        """Return the valid rows as ``raw_schema(n, targets)``."""
-        red, targets = block.red[rows], block.targets[rows]
+        for fault in _faults(block, self.board_size if self._is_size_selected else None):
+            reject(*fault)
+        if self.board_size is None and valid.any():
+            self.board_size = int(sizes[valid][0])
+        n = self.board_size or MIN_SIZE
+        reject(Reason.BOARD_SIZE, sizes != n, f"another board size than {n}, that of the first valid row")
+        # Made again of the valid rows, so that no later step meets numbers out of range.
+        kept = _Block({name: array[valid] for name, array in arrays.items()}, edge)
+        positions = self._positions(kept, record + np.flatnonzero(valid), n)
+        return RawBatch(positions, sorted(rejected, key=lambda each: each.record))
+
+    def _positions(self, block: _Block, records: Array, n: int) -> pa.RecordBatch:
+        """Return valid rows with these records as ``raw_schema(n, targets)``."""
+        targets, red, edge = block.targets, block.red, block.planes.shape[2]
 
         def in_board(planes: Array) -> Array:
-            """Return planes (k, n, n) of the board, not transposed."""
-            cut = planes[rows, :n, :n]
+            """Return planes (k, n, n) of the board. In the file they are transposed if red is to move."""
+            cut = planes[:, :n, :n]
             return np.where(red[:, np.newaxis, np.newaxis], cut.transpose(0, 2, 1), cut)
 
-        own, opponent = in_board(block.own), in_board(block.opponent)
-        turned = red[:, np.newaxis, np.newaxis]
-        boards = pack_boards(
-            np.stack([np.where(turned, opponent, own), np.where(turned, own, opponent)], axis=1)
-        )
+        stones = np.stack([in_board(block.planes[1]), in_board(block.planes[2])], axis=1)
+        # The planes begin with the player to move, those of the store with blue.
+        stones[red] = stones[red][:, ::-1]
         main = targets[:, _Column.MAIN_LINE] > 0
-        outcome = block.red_share(_Column.OUTCOME, rows)
-        decided = main & ((outcome == 0) | (outcome == 1))
-        searched = block.result(_Column.SEARCH)[rows].any(axis=1)
-        limited = block.inputs[rows, 4] == 1
-        file_idx, line_idx = _game_ids(targets)
+        outcome = block.red_share(_Column.OUTCOME)
+        # Both ids of a game are 31 bits of its hash, two numbers of 64 bits in three columns each.
+        parts, limits = targets[:, _Column.HASH :][:, :6], np.array([1 << 22, 1 << 22, 1 << 20] * 2)
+        # A hash of 0 in all columns means that there is none.
+        known = ((parts >= 0) & (parts < limits) & (parts % 1 == 0)).all(axis=1) & parts.any(axis=1)
+        whole = np.where(known[:, np.newaxis], parts, 0).astype(np.int64)
+        # 31 of the 64 bits, as the columns of the ids are int32.
+        file_idx, line_idx = ((whole[:, i] | whole[:, i + 1] << 22) & 0x7FFF_FFFF for i in (0, 3))
         turn = targets[:, _Column.TURN]
-        has_turn = main & (line_idx >= 0) & (turn >= 0) & (turn < NO_PLY) & (turn % 1 == 0)
-        move, policy = _policies(in_board(block.cells), block.passes[rows], block.has_policy[rows])
-        self._counts["rows_without_game"] += int(np.count_nonzero(line_idx < 0))
+        has_turn = main & known & (turn >= 0) & (turn < NO_PLY) & (turn % 1 == 0)
+        visits = in_board(block.visits[:, :-1].reshape(-1, edge, edge)).reshape(len(red), n * n)
+        # The pass has no cell in the store, but its visits are a share of the total.
+        total = visits.sum(axis=1) + block.visits[:, -1]
+        best = visits.argmax(axis=1)
+        # A policy of one cell is a move, as the table has it for all formats.
+        single = block.has_policy & (visits[np.arange(len(visits)), best] == total)
+        dense = block.has_policy & ~single
+        probabilities = (visits[dense] / total[dense, np.newaxis]).astype(np.float32)
+        has_search = _any(targets[:, _Column.SEARCH : _Column.SEARCH + 3])
+        self._counts["rows_without_game"] += int(np.count_nonzero(~known))
         self._counts["side_positions"] += int(np.count_nonzero(~main))
-        self._counts["without_policy"] += int(np.count_nonzero(~block.has_policy[rows]))
+        self._counts["without_policy"] += int(np.count_nonzero(~block.has_policy))
         columns: dict[str, Any] = {
-            "record": record + rows,
-            "board": pa.Array.from_buffers(
-                pa.binary(boards.shape[1]), len(rows), [None, pa.py_buffer(np.ascontiguousarray(boards))]
-            ),
-            "move": move,
-            "policy": policy,
+            "record": records,
+            "move": pa.array(best.astype(np.uint16), mask=~single),
+            "policy": SparsePolicies.from_dense(probabilities).to_arrow(dense),
             "value": outcome,
             "player_to_move": red.astype(np.uint8),
-            "file_idx": pa.array(file_idx.astype(np.int32), mask=line_idx < 0),
-            "line_idx": pa.array(line_idx.astype(np.int32), mask=line_idx < 0),
-            "position_in_game": pa.array(np.where(has_turn, turn, 0).astype(np.uint16), mask=~has_turn),
-            "winner": pa.array((outcome == 1).astype(np.uint8), mask=~decided),
-            "root_value": pa.array(block.red_share(_Column.SEARCH, rows), mask=~searched),
+            "file_idx": pa.array(file_idx, mask=~known),
+            "line_idx": pa.array(line_idx, mask=~known),
+            "position_in_game": pa.array(turn, mask=~has_turn),
+            # The value of a side position is that of a search, which names no winner.
+            "winner": pa.array(outcome, mask=~(main & ((outcome == 0) | (outcome == 1)))),
+            "root_value": pa.array(block.red_share(_Column.SEARCH), mask=~has_search),
             "visits": targets[:, _Column.VISITS].astype(np.int32),
             "weight": targets[:, _Column.WEIGHT].astype(np.float32),
-            _MAX_MOVES: pa.array(block.inputs[rows, 5].astype(np.float64), mask=~limited),
+            _MAX_MOVES: pa.array(block.inputs[:, 5], mask=block.inputs[:, 4] != 1),
         }
         columns |= {name: targets[:, column] for name, column in _EXTRAS.items()}
         columns |= {name: targets[:, first] - targets[:, first + 1] for name, first in _TD.items()}
-        schema = raw_schema(n, self.targets)
-        columns |= {name: pa.nulls(len(rows)) for name in schema.names if name not in columns}
-        arrays = [pa.array(columns[each.name], each.type) for each in schema]
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return raw_batch(n, self.targets, pack_boards(stones), columns)
 
 
-def _check_boards(block: _Block, checks: _Checks) -> npt.NDArray[np.int64]:
-    """Reject invalid boards and players; return the board size of each row, (k,)."""
-    edge = block.board.shape[1]
-    sizes: npt.NDArray[np.int64] = block.board[:, 0].sum(axis=1, dtype=np.int64)
-    within = np.arange(edge) < sizes[:, np.newaxis]
-    square = within[:, :, np.newaxis] & within[:, np.newaxis, :]
-    checks.reject(
-        _any(block.board != square) | block.padding | (sizes == 0),
-        Reason.BOARD_SHAPE,
-        lambda row: (
-            f"the board is not a square; found {block.board[row].sum()} cells, {sizes[row]} in the first row"
-        ),
-    )
-    checks.reject(
-        (sizes < MIN_SIZE) | (sizes > MAX_SIZE),
-        Reason.BOARD_SIZE,
-        lambda row: f"unsupported board size; found {sizes[row]}; expected {MIN_SIZE} to {MAX_SIZE}",
-    )
-    checks.reject(
-        _any(block.own & block.opponent),
-        Reason.BOARD_OVERLAP,
-        lambda row: f"{(block.own & block.opponent)[row].sum()} cells have stones of both players",
-    )
-    stones = block.own | block.opponent
-    checks.reject(
-        _any(stones & ~block.board),
-        Reason.BOARD_CELLS,
-        lambda row: f"{(stones & ~block.board)[row].sum()} stones are outside the board",
-    )
-    checks.reject(
-        (block.inputs[:, 0] != 0) & (block.inputs[:, 0] != 1),
-        Reason.PLAYER_RANGE,
-        lambda row: (
-            f"the player to move in column 0 of {_INPUTS}; found {block.inputs[row, 0]}; "
-            "expected 0 for black or 1 for white"
-        ),
-    )
-    return sizes
+@np.errstate(invalid="ignore")  # of infinite numbers, which are rejected
+def _faults(block: _Block, wanted_size: int | None) -> list[tuple[Reason, Mask, str]]:
+    """Return the faults that rows may have, in the order in which they are compared with a row.
 
+    Args:
+        block: The rows.
+        wanted_size: Board size of the rows to keep. None: any.
 
-def _check_numbers(block: _Block, checks: _Checks) -> None:
-    """Reject rows with invalid results, visits, weights or extras."""
-    outcome, search = block.result(_Column.OUTCOME), block.result(_Column.SEARCH)
-    for result, what in ((outcome, "the result"), (search, "the search")):
-        finite = ~_any(~np.isfinite(result))
-        checks.reject(
-            ~finite | _any(result < 0) | _any(result > 1 + _SUM_TOLERANCE),
-            Reason.VALUE_RANGE,
-            lambda row, result=result, what=what: (
-                f"{what}: found win, loss and no result {result[row]}; "  # type: ignore[misc]
-                "expected numbers from 0 to 1"
-            ),
-        )
-    checks.reject(
-        ~_any(outcome) | (outcome[:, 2] > 0.5),
-        Reason.NO_WINNER,
-        lambda row: f"the game has no winner; found win, loss and no result {outcome[row]}",
-    )
-    empty = ~_any(search)
-    for result, missing, what in ((outcome, False, "the result"), (search, empty, "the search")):
-        checks.reject(
-            (np.abs(result.sum(axis=1) - 1) > _SUM_TOLERANCE) & ~np.asarray(missing),
-            Reason.VALUE_RANGE,
-            lambda row, result=result, what=what: (
-                f"{what}: found win, loss and no result {result[row]}; "  # type: ignore[misc]
-                "expected the sum 1"
-            ),
-        )
-    numbers = [_Column.WEIGHT, _Column.POLICY_WEIGHT, _Column.VISITS, *_EXTRAS.values()]
-    numbers += [column for first in _TD.values() for column in (first, first + 1)]
-    for column in numbers:
-        number = block.targets[:, column]
-        wrong = ~np.isfinite(number)
-        if column in (_Column.WEIGHT, _Column.POLICY_WEIGHT, _Column.VISITS):
-            wrong |= number < 0
-        if column == _Column.VISITS:
-            wrong |= (number % 1 != 0) | (number >= 1 << 31)
-        checks.reject(
-            wrong,
-            Reason.TARGET_RANGE,
-            lambda row, column=column: (
-                f"column {int(column)} of {_TARGETS}; "  # type: ignore[misc]
-                f"found {block.targets[row, column]}"
-            ),
-        )
-
-
-def _check_policies(block: _Block, checks: _Checks) -> None:
-    """Reject rows whose policy is invalid; placeholders are not checked."""
-    given = block.has_policy
-    stones = block.own | block.opponent
-    visited = block.cells > 0
-    for wrong, what in (
-        (_any(block.cells < 0) | (block.passes < 0), "negative visits"),
-        (_any(visited & ~block.board), "visits outside the board"),
-        (_any(visited & stones), "visits of a cell with a stone"),
-        (~_any(visited), "no visits except of the pass"),
-    ):
-        checks.reject(given & wrong, Reason.POLICY_VALUES, lambda _row, what=what: f"the policy has {what}")  # type: ignore[misc]
-
-
-def _policies(cells: Array, passes: Array, given: Mask) -> tuple[pa.Array, pa.Array]:
-    """Return the columns ``move`` and ``policy`` of visits (k, n, n), of the pass (k,), and of rows (k,)."""
-    visits = cells.reshape(len(cells), cells.shape[1] * cells.shape[2])
-    total = visits.sum(axis=1) + passes
-    best = visits.argmax(axis=1)
-    single = given & (visits[np.arange(len(visits)), best] == total)
-    dense = given & ~single
-    probabilities = (visits[dense] / total[dense, np.newaxis]).astype(np.float32)
-    move = pa.array(best.astype(np.uint16), mask=~single)
-    return move, SparsePolicies.from_dense(probabilities).to_arrow(dense)
-
-
-def _game_ids(targets: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return ``file_idx`` and ``line_idx`` of each row, (k,), from the hash of its game; -1 without one."""
-    parts = targets[:, _Column.HASH : _Column.HASH + 6]
-    limits = np.array([1 << 22, 1 << 22, 1 << 20] * 2)
-    known = ((parts >= 0) & (parts < limits) & (parts % 1 == 0)).all(axis=1) & parts.any(axis=1)
-    whole = np.where(known[:, np.newaxis], parts, 0).astype(np.int64)
-    low, high = ((whole[:, i] | whole[:, i + 1] << 22) & 0x7FFF_FFFF for i in (0, 3))
-    return np.where(known, low, -1), np.where(known, high, -1)
+    Returns:
+        For each fault: the reason code of the rows that are rejected, the rows (k,), and what is wrong.
+    """
+    board, own, opponent = block.planes
+    sizes, stones, targets = block.sizes, own | opponent, block.targets
+    within = np.arange(board.shape[1]) < sizes[:, np.newaxis]
+    is_square = board == within[:, :, np.newaxis] & within[:, np.newaxis, :]
+    outcome, search = (targets[:, first : first + 3] for first in (_Column.OUTCOME, _Column.SEARCH))
+    both = np.stack([outcome, search])
+    shares = (both >= 0) & (both <= 1 + _SUM_TOLERANCE)  # not NaN
+    # A row may have no search.
+    sums = (np.abs(both.sum(axis=2) - 1) <= _SUM_TOLERANCE) | ~both.any(axis=2)
+    numbers, visits = targets[:, _CHECKED], targets[:, _Column.VISITS]
+    wrong = _any(~np.isfinite(numbers)) | _any(targets[:, _NOT_NEGATIVE] < 0)
+    wrong |= (visits % 1 != 0) | (visits >= 1 << 31)
+    visited = block.visits[:, :-1].reshape(board.shape) > 0
+    bad_visits = _any(block.visits < 0) | _any(visited & (stones | ~board)) | ~_any(visited)
+    return [
+        (Reason.BOARD_SHAPE, _any(~is_square) | block.padding | (sizes == 0), "the board is not a square"),
+        (Reason.BOARD_SIZE, (sizes < MIN_SIZE) | (sizes > MAX_SIZE), "the board size is not from 3 to 32"),
+        (Reason.BOARD_OVERLAP, _any(own & opponent), "cells have stones of both players"),
+        (Reason.BOARD_CELLS, _any(stones & ~board), "stones are outside the board"),
+        (Reason.PLAYER_RANGE, ~np.isin(block.inputs[:, 0], (0, 1)), f"column 0 of {_INPUTS} is not 0 or 1"),
+        # What other faults rows of other sizes have does not matter.
+        (Reason.BOARD_SIZE, sizes != (wanted_size or sizes), f"not of the selected size {wanted_size}"),
+        (Reason.VALUE_RANGE, ~shares.all(axis=(0, 2)), "results or searches are not shares from 0 to 1"),
+        (Reason.NO_WINNER, ~_any(outcome) | (outcome[:, 2] > 0.5), "the game has no winner"),
+        (Reason.VALUE_RANGE, ~sums.all(axis=0), "the sum of the shares of the result or search is not 1"),
+        (Reason.TARGET_RANGE, wrong, f"a number of {_TARGETS} is out of range"),
+        # Placeholders are not compared.
+        (Reason.POLICY_VALUES, block.has_policy & bad_visits, "visits of no empty cell, or negative ones"),
+    ]

@@ -11,151 +11,37 @@ import math
 import re
 from collections.abc import Callable
 from datetime import date
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from hexdata.text import encodable
 
-__all__ = ["FACT_NAMES", "RUN_FACTS", "RunHeader", "date_of_name", "model_of"]
-
-RUN_FACTS: Final = ("model", "simulations", "temperature", "seed", "commit", "date")
-"""The facts of a run, which are columns of the table sources."""
-
-_NAMES: Final = {
-    "model": "model",
-    "models": "model",
-    "model path": "model",
-    "checkpoint": "model",
-    "mcts simulations": "simulations",
-    "mcts sims": "simulations",
-    "simulations": "simulations",
-    "sims": "simulations",
-    "temperature": "temperature",
-    "random seed": "seed",
-    "run seed": "seed",
-    "seed": "seed",
-    "git commit": "commit",
-    "commit": "commit",
-    "date": "date",
-    "created": "date",
-}
-"""Fact of each spelling of its name, in lower case with single spaces."""
-
-FACT_NAMES: Final = b"|".join(name.replace(" ", "[ _-]").encode() for name in _NAMES)
-"""Regular expression of these names."""
-
-_NUMBERS: Final = ("simulations", "temperature", "seed")
 _SEPARATED: Final = re.compile(r"([A-Za-z][A-Za-z _-]{0,40}?)\s*[:=]\s*(\S.*)")
 _SPACED: Final = re.compile(r"([A-Za-z][A-Za-z _-]{0,40}?)\s+(\S+)")
 _TITLE: Final = re.compile(r"\S.*? - (\d{4}-\d\d-\d\d)T[0-9:.+Z-]{5,30}")
 """First line of a header, such as ``# Self-play games - 2025-09-08T12:11:06.123456``."""
 _MAY_BE_MEANT: Final = re.compile(r"[:=](?!\s*(?:none|unknown)$)", re.IGNORECASE)
 """Matches a line that states a value, but not one that states that there is none."""
+_NONE: Final = ("none", "unknown")
 _MAX_VALUE: Final = 512
 """Longer values are not used; a path has at most 4,096 bytes, but real ones have about 100."""
 _MAX_VALUES: Final = 8
 """Maximum number of values of a fact that are listed for one file."""
 
 
-class RunHeader:
-    """Collects the facts of the runs in one file.
-
-    A file may contain games of several runs, each below its own header. Each fact is in force from its line
-    to the next line with the same name, or to the next title line, which begins a new header.
-    """
-
-    def __init__(self) -> None:
-        self._current: dict[str, Any] = {}
-        self._in_force: dict[str, list[Any]] = {}
-        self._unread: dict[str, list[str]] = {}
-        self._changed = True
-
-    def read_comment(self, line: bytes) -> None:
-        """Read a comment line, with its ``#``. A line that states no fact is ignored."""
-        if len(line) > 2 * _MAX_VALUE:
-            return
-        text = line.decode("utf-8", "replace").strip().lstrip("#").strip()
-        if title := _TITLE.fullmatch(text):
-            self._current = {}
-            found = ("date", _date(title[1]))
-        else:
-            found = _fact(text)
-        name, value = found
-        if value is not None:
-            self._current[name] = value
-        elif name in (*_NUMBERS, "date") and _MAY_BE_MEANT.search(text):
-            texts = self._unread.setdefault(name, [])
-            if text not in texts and len(texts) < _MAX_VALUES:
-                texts.append(text)
-        self._changed = True
-
-    def begin_game(self) -> None:
-        """Count the facts of the last header as those of the next game."""
-        if not self._changed:
-            return
-        self._changed = False
-        for name in RUN_FACTS:
-            values = self._in_force.setdefault(name, [])
-            value = self._current.get(name)
-            if value not in values and len(values) <= _MAX_VALUES:
-                values.append(value)
-
-    def as_json(self) -> dict[str, object]:
-        """Return the items for the header of the source.
-
-        Returns:
-            ``run``: the facts that hold for all games of the file; of a file without games, those of its last
-            header. ``run_changes``: for each other fact, the values in the order of the file, null for games
-            without a value. ``run_unread``: lines such as ``Temperature: hot``, which state no number or
-            date, by fact. Each key exists only if it has items.
-        """
-        unread: dict[str, object] = {"run_unread": self._unread} if self._unread else {}
-        if not self._in_force:
-            return {"run": self._current, **unread} if self._current else unread
-        run = {name: values[0] for name, values in self._in_force.items() if values != [None]}
-        changes = {name: self._in_force[name][:_MAX_VALUES] for name in run if len(self._in_force[name]) > 1}
-        run = {name: value for name, value in run.items() if name not in changes}
-        stated: dict[str, object] = {"run": run, "run_changes": changes}
-        return {name: facts for name, facts in stated.items() if facts} | unread
-
-
-def _fact(text: str) -> tuple[str, Any]:
-    """Return the fact and the value that a line states; the value is None if it states none."""
-    separated = _SEPARATED.fullmatch(text)
-    stated = separated or _SPACED.fullmatch(text)
-    if stated is None:
-        return "", None
-    name = _NAMES.get(" ".join(re.split(r"[\s_-]+", stated[1].lower())), "")
-    if not name or (separated is None and name not in _NUMBERS) or len(stated[2]) > _MAX_VALUE:
-        return "", None
-    return name, _READERS[name](stated[2].strip())
-
-
-def _integer(text: str) -> int | None:
-    number = int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
-    return number if number is not None and -(1 << 63) <= number < 1 << 63 else None
-
-
-def _simulations(text: str) -> int | None:
-    number = _integer(text)
-    return number if number is not None and number >= 0 else None
+def _integer(text: str, least: int = -(1 << 63)) -> int | None:
+    is_number = re.fullmatch(r"-?[0-9]{1,19}", text) and least <= int(text) < 1 << 63
+    return int(text) if is_number else None
 
 
 def _float(text: str) -> float | None:
-    if not re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?", text):
-        return None
-    return float(text) if math.isfinite(float(text)) else None
+    is_number = re.fullmatch(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?", text)
+    return float(text) if is_number and math.isfinite(float(text)) else None
 
 
-def _date(text: str) -> str | None:
-    """Return the date at the beginning of an ISO time, as ISO text."""
-    found = re.match(r"(\d{4})-(\d\d)-(\d\d)(?!\d)", text)
-    return None if found is None else _iso_date(*found.groups())
-
-
-def _iso_date(year: str, month: str, day: str) -> str | None:
+def iso_date(text: str) -> str | None:
+    """Return the date at the beginning of an ISO time, as ISO text; None if there is none."""
     try:
-        return date(int(year), int(month), int(day)).isoformat()
+        return date.fromisoformat(text[:10]).isoformat() if re.match(r"\d{4}-\d\d-\d\d(?!\d)", text) else None
     except ValueError:
         return None
 
@@ -171,27 +57,101 @@ def model_of(text: str) -> str | None:
     """
     if text.startswith("["):
         try:
+            # Literals only: no name of the text is looked up or called.
             names = ast.literal_eval(text)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return None
         if not all(isinstance(name, str) for name in names):
             return None
         text = ", ".join(dict.fromkeys(names))
-    return encodable(text) if text and text.lower() not in ("none", "unknown") else None
+    return encodable(text) if text and text.lower() not in _NONE else None
 
 
-def _commit(text: str) -> str | None:
-    return None if text.lower() in ("none", "unknown") else text
-
-
-_READERS: Final[dict[str, Callable[[str], Any]]] = {
-    "model": model_of,
-    "simulations": _simulations,
-    "temperature": _float,
-    "seed": _integer,
-    "commit": _commit,
-    "date": _date,
+_FACTS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "model": ("model|models|model path|checkpoint", model_of),
+    "simulations": ("mcts simulations|mcts sims|simulations|sims", lambda text: _integer(text, least=0)),
+    "temperature": ("temperature", _float),
+    "seed": ("random seed|run seed|seed", _integer),
+    "commit": ("git commit|commit", lambda text: None if text.lower() in _NONE else text),
+    "date": ("date|created", iso_date),
 }
+"""The facts of a run, which are columns of the table sources: the spellings of the name, in lower case with
+single spaces, and the function that reads the value."""
+_NUMBERS: Final = ("simulations", "temperature", "seed")
+_FACT_OF: Final = {name: fact for fact, (names, _) in _FACTS.items() for name in names.split("|")}
+FACT_NAMES: Final = "|".join(_FACT_OF).replace(" ", "[ _-]").encode()
+"""Regular expression of the names of the facts."""
+
+
+class RunHeader:
+    """Collects the facts of the runs in one file.
+
+    A file may contain games of several runs, each below its own header. Each fact is in force from its line
+    to the next line with the same name, or to the next title line, which begins a new header.
+    """
+
+    def __init__(self) -> None:
+        self._current: dict[str, Any] = {}
+        self._values: dict[str, dict[Any, None]] = {fact: {} for fact in _FACTS}  # of games, in order
+        self._unread: dict[str, list[str]] = {}
+        self._changed = True
+
+    def read_comment(self, line: bytes) -> None:
+        """Read a comment line, with its ``#``. A line that states no fact is ignored."""
+        # Such a line states no value that is used, and regular expressions take time on long lines.
+        if len(line) > 2 * _MAX_VALUE:
+            return
+        text = line.decode("utf-8", "replace").strip().lstrip("#").strip()
+        if title := _TITLE.fullmatch(text):
+            self._current = {}
+        fact, value = ("date", iso_date(title[1])) if title else _fact(text)
+        if value is not None:
+            self._current[fact] = value
+        elif fact in (*_NUMBERS, "date") and _MAY_BE_MEANT.search(text):
+            texts = self._unread.setdefault(fact, [])
+            if text not in texts and len(texts) < _MAX_VALUES:
+                texts.append(text)
+        self._changed = True
+
+    def begin_game(self) -> None:
+        """Count the facts of the last header as those of the next game."""
+        # Most games follow another game, not a header, so their facts are those of the game before.
+        if self._changed:
+            for fact, values in self._values.items():
+                if len(values) <= _MAX_VALUES:
+                    values[self._current.get(fact)] = None
+        self._changed = False
+
+    def as_json(self) -> dict[str, object]:
+        """Return the items for the header of the source.
+
+        Returns:
+            ``run``: the facts that hold for all games of the file; of a file without games, those of its last
+            header. ``run_changes``: for each other fact, the values in the order of the file, null for games
+            without a value. ``run_unread``: lines such as ``Temperature: hot``, which state no number or
+            date, by fact. Each key exists only if it has items.
+        """
+        listed = {fact: [*values][:_MAX_VALUES] for fact, values in self._values.items()}
+        changes = {fact: values for fact, values in listed.items() if len(values) > 1}
+        run = {fact: values[0] for fact, values in listed.items() if len(values) == 1 and values != [None]}
+        items = {"run": run, "run_changes": changes, "run_unread": self._unread}
+        if not any(listed.values()):  # no game
+            items["run"] = self._current
+        return {key: facts for key, facts in items.items() if facts}
+
+
+def _fact(text: str) -> tuple[str, Any]:
+    """Return the fact and the value that a line states; the value is None if it states none."""
+    separated = _SEPARATED.fullmatch(text)
+    stated = separated or _SPACED.fullmatch(text)
+    if stated is None:
+        return "", None
+    fact = _FACT_OF.get(" ".join(re.split(r"[\s_-]+", stated[1].lower())), "")
+    # Without a separator, "model of the week" would be a model; a number is hardly prose.
+    if not fact or (separated is None and fact not in _NUMBERS) or len(stated[2]) > _MAX_VALUE:
+        return "", None
+    return fact, _FACTS[fact][1](stated[2].strip())
+
 
 _DATE: Final = re.compile(r"(?<!\d)(20\d\d)([-_]?)(\d\d)\2(\d\d)(?!\d)")
 _SHORT_DATE: Final = re.compile(r"tournament_.*?_?(\d\d)(\d\d)(\d\d)_\d\d")
@@ -210,11 +170,10 @@ def date_of_name(name: str) -> str | None:
     Returns:
         The date; None if no part contains one, or the first part that does contains different ones.
     """
-    for part in reversed(PurePosixPath(name).parts):
-        found = {_iso_date(year, month, day) for year, _, month, day in _DATE.findall(part)}
-        if not found - {None}:
-            short = _SHORT_DATE.fullmatch(part)
-            found = {None if short is None else _iso_date("20" + short[1], short[2], short[3])}
-        if dates := found - {None}:
+    for part in reversed(name.split("/")):
+        dates = {iso_date(f"{year}-{month}-{day}") for year, _, month, day in _DATE.findall(part)} - {None}
+        if not dates and (short := _SHORT_DATE.fullmatch(part)):
+            dates = {iso_date("20" + "-".join(short.groups()))} - {None}
+        if dates:
             return dates.pop() if len(dates) == 1 else None
     return None

@@ -5,9 +5,6 @@ Benzene do; Black connects top to bottom, as blue does in hexdata. ``W[dd]`` giv
 as Little Golem does. There, the first player connects top to bottom whatever the colour of its nodes,
 ``RE[B]`` names the first player (``PB``), and ``swap`` moves the stone to the mirrored cell.
 
-The text is scanned in pieces without recursion: nesting costs no memory, and of each value only the beginning
-is kept.
-
 Text outside of games is a comment, unless it has nodes. The beginning of a game is recognized within another
 game too, by the first property: a missing bracket ends one game, and does not hide the games after it.
 """
@@ -16,136 +13,229 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import date
+from encodings import normalize_encoding
+from encodings.aliases import aliases
 from typing import Any, ClassVar, Final
 
-from hexdata.board import BLUE, RED, cell_index
+from hexdata.board import BLUE, PASS, RED, cell_index, player_to_move
 from hexdata.errors import FormatError, Reason
-from hexdata.formats.games import GameBuilder, GameReader, GameRecord
+from hexdata.formats.games import GameReader, GameRecord, mirrored
+from hexdata.formats.run_header import iso_date
 
-__all__ = ["MAX_GAMES_LISTED", "SgfReader", "contains_sgf", "looks_like_sgf"]
-
-MAX_GAMES_LISTED: Final = 1000
+_MAX_LISTED: Final = 1000
 """Maximum number of games of a file whose players, dates and events are in the header of the source."""
-
-_PIECE: Final = 1 << 16
-"""Bytes read at a time."""
 _MAX_VALUE: Final = 512
 """Bytes of a value that are kept."""
 _MAX_NODES: Final = 4096
-"""Maximum number of nodes of a game. The longest game has 1,024 moves, and as many passes."""
+"""Maximum number of nodes, and of stones, of a game. The longest has 1,024 moves, and as many passes."""
 
-_HEAD: Final = re.compile(rb"\s*\(\s*;\s*(?:[A-Za-z]+\s*\[|[;()])")
-_FIRST: Final = (
+# Properties
+
+_LISTED: Final = ("PB", "PW", "DT", "EV", "RE", "GN", "PC", "SO", "AP")
+"""Properties of the first node that are in the header of the source."""
+_ROOT: Final = frozenset(("GM", "SZ", "CA", *_LISTED))
+_SETUP: Final = ("AB", "AW", "AE")
+_PLAYED: Final = frozenset(("B", "W", "PL", *_SETUP))
+_STRICT: Final = (*sorted(_PLAYED), "FF", "GM", "RE", "SZ")
+"""Properties that training needs. In others, an unescaped "]" may be a part of the value."""
+
+# Syntax
+
+FIRST_PROPERTY: Final = (
     rb"(?:G[a-z]*M|F[a-z]*F|S[a-z]*Z|C[a-z]*A|A[a-z]*P|E[a-z]*V|P[a-z]*B|P[a-z]*W)\s{0,9}"
     rb"\[(?![^\]\\]{0,99}\\)"
 )
 """A property that only the first node of a game has. In a quoted game, its "]" has a backslash before it."""
 _START: Final = re.compile(
     rb"\(\s{0,9};[\s\S]{0,4}?[^;()\\]{0,250}?(?<![A-Za-z])"
-    + _FIRST
+    + FIRST_PROPERTY
     + rb"|[)\r\n]\s{0,99}(?:\(\s{0,9}\S?;?|[^\s()]?;)\s{0,9}"
-    + _FIRST
+    + FIRST_PROPERTY
 )
 """The beginning of a game inside of another one whose end is missing. Its "(" or its ";" may be damaged."""
 _RESUME: Final = re.compile(rb"[\r\n]\s{0,99}\(\s{0,99};\s{0,99}(?![BW]\s{0,9}\[)|" + _START.pattern)
 """The beginning of a game after a syntax error: also "(;" at the beginning of a line, but for a variation."""
 _RESUME_ANY: Final = re.compile(rb"[\r\n]\s{0,99}\(\s{0,99};|" + _START.pattern)
 """The same after a game that does not begin with such a property either."""
-_BEGIN: Final = re.compile(rb"\(|[^\s()]?;\s{0,9}" + _FIRST)
+_BEGIN: Final = re.compile(rb"\(|[^\s()]?;\s{0,9}" + FIRST_PROPERTY)
 """The beginning of a game after the end of another one. Its "(" may be damaged."""
-_MORE: Final = re.compile(rb"\)*(?:\s{0,99};\s{0,99}[A-Za-z]{1,64}\s{0,99}|[A-Z]{0,2})\[")
+_MORE: Final = re.compile(
+    rb"(?!\s*(?:" + _BEGIN.pattern + rb"))\){0,99}(?:\s{0,99};\s{0,99}[A-Za-z]{1,64}\s{0,99}|[A-Z]{0,2})\["
+)
 """More of a game after its last bracket, so that one of its brackets is wrong."""
-_LONGEST_START: Final = 640
-"""Maximum length in bytes of a match of these expressions."""
-_GAME: Final = re.compile(
-    rb"\(\s{0,9};\s{0,9}[A-Za-z]{1,64}\s{0,9}\[|(?:\(\s{0,9}[^\s;()]?|;)\s{0,9}" + _FIRST
-)
-"""A game, for the recognition of files."""
-_SPACE: Final = re.compile(rb"\s*")
-_TOKEN: Final = re.compile(rb"[();\[]|[A-Za-z]{1,64}")
+# Bounded repetitions: a hostile text of many letters or blanks is not searched again from each of them.
+_TOKEN: Final = re.compile(rb"\s*([();\[]|[A-Za-z]{1,64}(?=\s*\[))")
+_UNKNOWN: Final = re.compile(rb"\s*(?:[A-Za-z]{1,64}\s*)?")
 _VALUE_END: Final = re.compile(rb"[\]\\]")
-_CELL: Final = re.compile(r"[a-z]{1,2}[0-9]{1,2}")
-_LETTERS: Final = re.compile(r"[a-z]{2}")
-_SIZE: Final = re.compile(r"([0-9]{1,4})(?::([0-9]{1,4}))?")
-_RESULT: Final = re.compile(r"(b|w|black|white)(?:\+(.*))?", re.DOTALL)
-_OTHER_GAME: Final = re.compile(rb"(?!hex\.)[a-z0-9]+\.[a-z]+\b")
-"""Event of another game of Little Golem, such as ``havannah.in.DEFAULT.1``."""
-_DATE: Final = re.compile(r"(\d{4})-(\d\d)-(\d\d)")
-
-_SETUP: Final = ("AB", "AW", "AE")
-_LISTED: Final = ("PB", "PW", "DT", "EV", "RE", "GN", "PC", "SO", "AP")
-"""Properties of the first node that are in the header of the source."""
-_KEPT: Final = frozenset(("B", "W", "PL", "GM", "FF", "SZ", "CA", *_SETUP, *_LISTED))
-_ROOT: Final = frozenset(("GM", "FF", "SZ", "CA", *_LISTED))
-_SWAPS: Final = ("swap", "swap-pieces", "swap-sides")
-_END_REASONS: Final = {"r": "resigned", "resign": "resigned", "t": "time", "time": "time"}
-"""End reasons of results such as ``B+R`` and ``B+Time``; others are "unknown"."""
-
-_ENCODINGS: Final = re.compile(
-    r"ascii|utf_8|(iso8859_|cp125)\d+|koi8_[rut]|euc_(jp|kr)|gb2312|mac_\w+|latin_1|iso8859_1"
+_STRAY: Final = re.compile(
+    rb"(?!\s{0,99}(?:[\[;()]|[A-Za-z]{1,64}\s{0,99}\[|\Z))(?!\s{0,99}(?:"
+    + "|".join(_STRICT).encode()
+    + rb"))[^\[\]\\;()]{0,99}\]"
 )
-"""Python's names of the encodings that are read: "]" and "\\" are never a part of another character."""
-
-
-def looks_like_sgf(head: bytes) -> bool:
-    """Return whether the beginning of a file is SGF: a game tree, after blanks or a byte order mark.
-
-    Args:
-        head: The first bytes of the file, decompressed; some kB are enough.
-    """
-    return _HEAD.match(head.removeprefix(codecs.BOM_UTF8)) is not None
-
-
-def contains_sgf(head: bytes) -> bool:
-    """Return whether a game tree begins after other text, such as the header of a message.
-
-    Args:
-        head: The first bytes of the file, decompressed; some kB are enough.
-    """
-    return _GAME.search(head) is not None
-
-
-class _DamagedFileError(Exception):
-    """The file is damaged or exceeds a limit. Not a FormatError, which would reject one game only.
-
-    Args:
-        error: What is wrong.
-    """
-
-    def __init__(self, error: FormatError) -> None:
-        super().__init__(error)
-        self.error = error
+"""Text after a "]" that does not end its value, with the "]" that may: a property whose "[" is missing is
+none, so that no move and no size is hidden in a name."""
 
 
 @dataclass(slots=True)
 class _Game:
     """The main line of one game, as text."""
 
-    number: int
+    root: dict[str, bytes] = field(default_factory=dict)
+    """The beginning of the first value of each property in ``_ROOT``."""
     nodes: list[list[tuple[str, bytes]]] = field(default_factory=list)
-    """Properties of each node, those in ``_KEPT`` only, each with the beginning of one value."""
+    """The properties in ``_PLAYED`` of each node, one for each value."""
     error: FormatError | None = None
     is_cut: bool = False
     """Whether the text ends within the game."""
+    variations: int = 0
+    """Number of variations beside the main line."""
+    unescaped: int = 0
+    """Number of brackets and backslashes within names and comments that have no backslash before them."""
 
-    def fail(self, error: FormatError) -> None:
-        """Keep the first error and drop the nodes."""
-        self.error = self.error or error
-        self.nodes = self.nodes[:1]
+
+def _check_syntax(condition: object, reason: str, found: object = None) -> None:
+    if not condition:
+        raise FormatError(reason, Reason.SGF_SYNTAX, found)
+
+
+class Scanner:
+    """Splits SGF text into games, without recursion.
+
+    A syntax error ends a game. The next one begins where a game begins by its first property, or with "(;"
+    at the beginning of a line.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self._text, self._at = text, 0
+        self.skipped = 0
+        """Number of bytes between games."""
+
+    def games(self) -> Iterator[_Game]:
+        """Yield the games of the text, each with its main line or an error."""
+        while self._at < len(self._text):
+            before = self._at
+            self._seek(_BEGIN)
+            self.skipped += self._at - before
+            if self._at < len(self._text):
+                yield self._read_game()
+
+    def _seek(self, pattern: re.Pattern[bytes]) -> None:
+        """Skip the text before the next match; all if there is none."""
+        found = pattern.search(self._text, self._at)
+        self._at = found.start() if found else len(self._text)
+
+    def _read_game(self) -> _Game:
+        """Read one game from its "(" to its ")", or to an error and the beginning of the next game."""
+        game = _Game()
+        resume = _RESUME if _START.match(self._text, self._at) else _RESUME_ANY
+        try:
+            self._read_tree(game)
+            _check_syntax(not _MORE.match(self._text, self._at), "more of the game after its last bracket")
+        except FormatError as error:
+            error.found = repr(self._text[self._at : self._at + 20])
+            game.error, game.is_cut = error, self._at >= len(self._text)
+            self._seek(resume)
+        return game
+
+    def _read_tree(self, game: _Game) -> None:
+        """Read one game tree.
+
+        Raises:
+            FormatError: "sgf-syntax".
+        """
+        nodes = game.nodes
+        depth = beside = 0  # beside: depth of the variation that is left out, or 0
+        closed = False  # a subtree has ended
+        name = ""
+        while found := _TOKEN.match(self._text, self._at):
+            self._at, token = found.end(), found[1]
+            if token == b"[":
+                _check_syntax(name, "a value without a property")
+                value = self._read_value(game, name)
+                if not beside and name in _PLAYED:
+                    nodes[-1].append((name, value))
+                    _check_syntax(len(nodes[-1]) <= _MAX_NODES, "too many stones or moves in a node")
+                # Some programs write the result into the last node.
+                elif not beside and name in _ROOT and (len(nodes) == 1 or name == "RE"):
+                    game.root.setdefault(name, value)
+                continue
+            name, is_right = "", True
+            if token == b"(":
+                # A missing bracket would otherwise make the next game a variation of this one.
+                if nodes and _START.match(self._text, found.start(1)):
+                    self._at = found.start(1)
+                    _check_syntax(False, "another game begins within the game")
+                depth += 1
+                is_right = depth == 1 or nodes != []
+                # A subtree beside one that has ended is a variation; the first one belongs to the main line.
+                if closed:
+                    game.variations += 1
+                    beside = beside or depth
+            elif token == b")":
+                beside = 0 if depth == beside else beside
+                depth, closed = depth - 1, True
+                if depth == 0 and nodes:
+                    return
+                is_right = depth > 0
+            elif token == b";":
+                # After a subtree, only others may follow; in a variation this does not matter.
+                is_right = depth > 0 and (beside > 0 or (not closed and len(nodes) < _MAX_NODES))
+                if not beside:
+                    nodes.append([])
+            else:
+                # FF[3] allows lower-case letters in names, as in "GaMe"; only the capitals count.
+                name = "".join(letter for letter in token.decode("ascii") if letter.isupper())
+                is_right = nodes != [] and name != ""
+            _check_syntax(is_right, "too many nodes, or a bracket, a node or a property in a wrong place")
+        # Behind what is wrong, the beginning of the next game is looked for.
+        self._at = _UNKNOWN.match(self._text, self._at).end()  # type: ignore[union-attr]
+        _check_syntax(False, "not SGF, or the file ends within a game")
+
+    def _read_value(self, game: _Game, name: str) -> bytes:
+        """Return the beginning of the value after "[", without escapes, and go behind its "]"."""
+        text, value = self._text, bytearray()
+        while found := _VALUE_END.search(text, self._at):
+            start, end = self._at, found.start()
+            if b"(" in text[start:end] or b";" in text[start:end]:
+                # A game in the value would be read as part of it, because the end of the value is missing.
+                other = _START.search(text, start, end + _MAX_VALUE)
+                if other and other.start() < end:
+                    self._at = other.start()
+                    _check_syntax(False, "a value without an end, before another game")
+            value += text[start:end]
+            self._at = end + 1
+            if found[0] == b"]":
+                if name in _STRICT or not _STRAY.match(text, self._at):
+                    return bytes(value[:_MAX_VALUE])
+                value += b"]"
+                game.unescaped += 1
+            elif value[-1:] >= b"\x81" and _decoded(bytes(value[:_MAX_VALUE]), "utf-8") is None:
+                value += b"\\"  # the second byte of a character, as in GBK
+                game.unescaped += 1
+            else:
+                # An escaped line break is none; any other escaped character stands for itself.
+                value += text[self._at : self._at + 1].strip(b"\r\n")
+                self._at += 1
+        self._at = len(text)  # the tree has no end either
+        return b""
+
+
+# Games
 
 
 class SgfReader(GameReader):
     """Reader of one SGF file of Hex games: a :class:`hexdata.formats.source.SourceReader`.
 
     A game is rejected with one of these reasons: "sgf-syntax", "sgf-game" (another game than Hex, or none is
-    stated), "sgf-variations", "setup-stones", "board-size" (not from 3 to 32, not square, or another than
-    that of the first valid game), "trmph-cell" (no cell of the board), "repeated-move", "move-order",
-    "no-moves", "winner-value" (the result and a resignation contradict each other), "no-winner", "not-utf8"
-    (text that is not in the stated encoding).
+    stated), "sgf-variations", "setup-stones" (not before the first move), "board-size" (not from 3 to 32, not
+    square, or another than that of the first valid game), "trmph-cell" (no cell of the board),
+    "repeated-move", "move-order", "no-moves", "winner-value" (the result and a resignation contradict each
+    other), "no-winner".
+
+    A game that begins with stones that were set up has only the positions from there on, and
+    ``position_in_game`` is not 0 in the first one.
 
     After a swap of sides, ``RE`` is not used, as some programs name the colour in it and others the player
     who had the colour before: only a resignation or a winning chain decides such a game.
@@ -155,508 +245,294 @@ class SgfReader(GameReader):
 
     Args:
         path: The file, gzipped or plain.
-        limits: Limits on the decompressed size and on the compression ratio.
         salvage: If True, a damaged file yields the complete games before the damage instead of raising.
+        variations: "main" to read the first variation of each game that has some, and to count the others as
+            "variations" in ``header``; "reject", the default, to reject such games.
+        is_stated: Whether the user says that the file is of Hex, so that games need not say it.
     """
 
     format = "sgf"
     unit = "game"
-    _winner_hint: ClassVar[str] = "a result such as RE[B+R], a resignation, or a winning chain"
+    winner_hint: ClassVar[str] = "RE[B+R] (not after a swap of sides), a resignation, or a winning chain"
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._spelling: Counter[str] = Counter()
+    def __init__(self, *args: Any, variations: str = "reject", is_stated: bool = False, **more: Any) -> None:
+        super().__init__(*args, **more)
         self._listed: list[dict[str, object]] = []
         self._dates: set[str | None] = set()
         self.header = {"spelling": self._spelling, "counts": self._counts, "games": self._listed}
-        self._is_hsgf = ".hsgf" in self.path.name.lower()
+        self._main_lines = variations == "main"
+        if self._main_lines:
+            self._counts["variations"] = 0
+        self._is_named = is_stated or ".hsgf" in self.path.name.lower()
 
     def _games(self) -> Iterator[GameRecord]:
-        scanner = _Scanner(self._pieces())
-        try:
-            for text in scanner.games():
-                if text.is_cut and self.damage is not None:
-                    break
-                game = GameRecord(text.number, text.number)
-                self._counts["games"] += 1
-                try:
-                    if text.error is not None:
-                        raise text.error
-                    self._read_game(text, game)
-                except FormatError as error:
-                    game.reject(error, self.unit)
-                yield game
-        except _DamagedFileError as damaged:
-            raise damaged.error from None
+        scanner = Scanner(self._read_whole())
+        for number, text in enumerate(scanner.games(), 1):
+            if not (text.is_cut and self.damage):
+                self._counts["games"] = number
+                yield self._game(text, number, number)
         self._counts["bytes_between_games"] = scanner.skipped
         if len(self._dates) == 1 and None not in self._dates:
             self.header["run"] = {"date": self._dates.pop()}
 
-    def _pieces(self) -> Iterator[bytes]:
-        try:
-            while piece := self._file.read1(_PIECE):
-                yield piece
-        except FormatError as error:
-            try:
-                self._handle_damage(error)
-            except FormatError as damage:
-                raise _DamagedFileError(damage) from error
-
-    def _read_game(self, text: _Game, game: GameRecord) -> None:
-        root = dict(text.nodes[0])
-        moves = list(_moves_of(text.nodes))
-        letters = _are_letters(moves)
-        _check_is_hex(root, self._is_hsgf)
-        for nodes in text.nodes:
-            if any(name in _SETUP for name, _ in nodes):
-                raise FormatError(
-                    "the game has stones that were set up, not played",
-                    code=Reason.SETUP_STONES,
-                    found=next(name for name, _ in nodes if name in _SETUP),
-                    expected="only moves, from the empty board",
-                )
-        listed = _listed_of(root)
-        builder = GameBuilder(_board_size(root))
-        _play(builder, moves, _first_colour(moves, text.nodes), letters)
-        stated = None if builder.swap == "sides" else _result(str(listed.get("RE", "")))
-        if stated is not None and builder.winner is None:
-            builder.winner, builder.end_reason = stated
-        elif stated is not None and stated[0] != builder.winner:
-            raise FormatError(
-                "the result and the last move name different winners",
-                code=Reason.WINNER_VALUE,
-                found=f"RE[{listed['RE']}]",
-                expected="the opponent of the player who resigned",
-            )
-        builder.write_to(game)
+    def _read_game(self, content: _Game, game: GameRecord) -> None:
+        if content.error is not None:
+            raise content.error
+        if content.variations and not self._main_lines:
+            hint = "Add --variations main to read the main line."
+            raise FormatError("the game has variations", Reason.SGF_VARIATIONS, hint=hint)
+        root = content.root
+        stones = (v for node in content.nodes for name, v in node if name in ("B", "W", "AB", "AW"))
+        cells = filter(_CELL.fullmatch, (_lower(stone).partition(":")[0] for stone in stones))
+        # The first cell shows the notation of the game, since swaps and passes are written alike in both.
+        letters = next(cells, "").isalpha()
+        _check_is_hex(root, self._is_named, letters)
+        size = _SIZE.fullmatch(_lower(root.get("SZ", b"11")))
+        if size is None or size[2] not in (None, size[1]):
+            raise FormatError("the board is not square", Reason.BOARD_SIZE, root.get("SZ", b"")[:40])
+        _play(game, content.nodes, int(size[1]), letters)
+        listed, others = _listed_of(root)
+        raw, result = root.get("RE", b""), str(listed.get("RE", "")).lower()
+        texts = [result, *([] if raw.isascii() else (raw.decode(each, "replace") for each in _EASTERN))]
+        stated = None if game.swap == "sides" else next(filter(None, map(_result, texts)), None)
+        if not letters and game.first_player == RED and game.swap is None and result in _SCORES:
+            stated = None  # its first number may be that of Black, or of the first player
+        if stated is not None and game.winner is None:
+            game.winner, game.end_reason = stated
+        elif stated is not None and stated[0] != game.winner:
+            raise FormatError("another winner than by the last move", Reason.WINNER_VALUE, f"RE[{result}]")
+        game.finish()
         self._spelling["W[dd]" if letters else "B[a3]"] += 1
-        self._dates.add(_iso_date(str(listed.get("DT", ""))))
-        if listed and len(self._listed) < MAX_GAMES_LISTED:
-            self._listed.append({"game": text.number, **listed})
+        self._note("other_encodings", others)
+        self._note("unescaped", content.unescaped)
+        self._note("variations", content.variations)
+        self._note("setup", any(game.setup))
+        is_known = stated is not None or game.swap == "sides" or result in ("", "?", "0", "void", "draw")
+        self._note("results", not is_known)
+        date = str(listed.get("DT", ""))
+        # DT may also be a part of a date or a list of dates, of which ``iso_date`` would take the beginning.
+        self._dates.add(iso_date(date) if len(date) == len("2024-05-06") else None)
+        if listed and len(self._listed) < _MAX_LISTED:
+            self._listed.append({"game": game.number, **listed})
         elif listed:
             self._counts["games_not_listed"] += 1
 
 
-# Meaning
+# ``SZ``: 11, 11:11 or 11x11. More digits than a valid size has, so that the error is about the size.
+_SIZE: Final = re.compile(r"([0-9]{1,4})(?:\s?[:x*]\s?([0-9]{1,4}))?")
+_HEX_PROGRAM: Final = re.compile(rb"\s*(?:hexgui|hexworld|benzene|mohex|wolve|six)\b", re.IGNORECASE)
+_OTHER_GAME: Final = re.compile(rb"(?!hex\.)[a-z0-9]+\.[a-z]+\b")
+"""Event of another game of Little Golem, such as ``havannah.in.DEFAULT.1``."""
 
 
-def _check_is_hex(root: dict[str, bytes], is_hsgf: bool) -> None:
+def _check_is_hex(root: dict[str, bytes], is_named: bool, letters: bool) -> None:
     kind, event = root.get("GM"), root.get("EV", b"").strip().lower()
-    named = event.startswith(b"hex.") or (is_hsgf and not _OTHER_GAME.match(event))
-    is_hex = named if kind is None else kind.strip() == b"11"
-    if not is_hex:
-        raise FormatError(
-            "not stated to be a game of Hex" if kind is None else "not a game of Hex",
-            code=Reason.SGF_GAME,
-            found=f"no GM, EV[{_shown(event)}]" if kind is None else f"GM[{_shown(kind)}]",
-            expected="GM[11], EV[hex.…] or a file *.hsgf",
-        )
+    # GM decides where it is given. Otherwise event or program may name the game, and after them the file.
+    says_hex = event.startswith(b"hex.") or _HEX_PROGRAM.match(root.get("AP", b"")) is not None
+    is_other = kind is not None or _OTHER_GAME.match(event) is not None
+    if not says_hex and not is_other:
+        says_hex = is_named or (letters and b"littlegolem" in root.get("SO", b"").lower())
+    if not (says_hex if kind is None else kind.strip() == b"11"):
+        hint = None if is_other else "Add --format sgf if all games are Hex."
+        found = f"GM[{_lower(kind or b'')[:40]}], EV[{_lower(event)[:40]}]"
+        raise FormatError("not stated to be a game of Hex", Reason.SGF_GAME, found, "GM[11]", hint=hint)
 
 
-def _board_size(root: dict[str, bytes]) -> int:
-    text = _shown(root.get("SZ", b"11"))
-    size = _SIZE.fullmatch(text)
-    if size is None or size[2] not in (None, size[1]):
-        raise FormatError(
-            "the board is not square" if size else "not a board size",
-            code=Reason.BOARD_SIZE,
-            found=f"SZ[{text}]",
-            expected="one number, such as SZ[13]",
-        )
-    return int(size[1])
+# In lower case: column and row ("b3"), or two letters ("bc").
+_CELL: Final = re.compile(r"[a-z]{1,2}[0-9]{1,2}|[a-z]{2}")
+_SWAPS: Final = {"swap": None, "s": None, "swappieces": "pieces", "swapsides": "sides"}
+"""Kind of swap that each move states, without blanks and hyphens; None if the next move's colour shows it."""
+_BETWEEN_WORDS: Final = str.maketrans("", "", " -_")
+_COLOURS: Final = {"b": "B", "black": "B", "1": "B", "w": "W", "white": "W", "2": "W"}
+"""Colours that ``PL`` states; other texts are ignored."""
+_Move = tuple[str, str]
+"""Colour and text of a move, in lower case. A swap by setup has the text "swap-pieces"."""
 
 
-def _moves_of(nodes: list[list[tuple[str, bytes]]]) -> Iterator[tuple[str, str]]:
-    """Yield the colour and the text of each move, in lower case.
-
-    Raises:
-        FormatError: "sgf-syntax", if a node has two moves.
-    """
-    for node in nodes:
-        moves = [(name, value) for name, value in node if name in "BW"]
-        if len(moves) > 1:
-            raise _syntax_error("a node with two moves", moves[1][0], "one move per node")
-        for name, value in moves:
-            yield name, value.decode("latin-1").strip().lower()
-
-
-def _are_letters(moves: list[tuple[str, str]]) -> bool:
-    """Return whether the first cell is given by two letters, as Little Golem does."""
-    return next((bool(_LETTERS.fullmatch(text)) for _, text in moves if _is_cell(text)), False)
-
-
-def _is_cell(text: str) -> bool:
-    return _CELL.fullmatch(text) is not None or _LETTERS.fullmatch(text) is not None
-
-
-def _first_colour(moves: list[tuple[str, str]], nodes: list[list[tuple[str, bytes]]]) -> str:
-    """Return the colour of the first move: "B" or "W".
-
-    Raises:
-        FormatError: "move-order", if ``PL`` states the other colour.
-    """
-    first = moves[0][0] if moves else "B"
-    values = [value for node in nodes for name, value in node if name == "PL"]
-    stated = {value.strip().upper()[:1].decode("latin-1") for value in values}
-    if stated - {first}:
-        raise _order_error("PL states another player", f"PL[{min(stated - {first})}]", f"PL[{first}]")
-    return first
-
-
-def _play(builder: GameBuilder, moves: list[tuple[str, str]], first: str, letters: bool) -> None:
+def _play(game: GameRecord, nodes: list[list[tuple[str, bytes]]], n: int, letters: bool) -> None:
     """Play the moves of a game.
 
     Args:
-        builder: Receives the moves.
-        moves: Colour and text of each.
-        first: Colour of the first move.
-        letters: Whether cells are two letters. Then the first player is blue, whatever its colour.
+        game: Receives the moves.
+        nodes: The nodes.
+        n: Cells along an edge.
+        letters: Whether cells are two letters. Then the first player of a game without stones that were set
+            up is blue, whatever its colour.
 
     Raises:
         FormatError: A move is invalid.
     """
-    players = {first: BLUE, "W" if first == "B" else "B": RED} if letters else {"B": BLUE, "W": RED}
-    builder.first_player = players[first]
+    moves: list[_Move] = []
+    stated: set[str] = set()
+    setup: dict[str, list[int]] = {"AB": [], "AW": []}
+    for node in nodes:
+        texts = [(name, _lower(value)) for name, value in node]
+        own = [each for each in texts if each[0] in "BW"]
+        placed = [each for each in texts if each[0] in _SETUP]
+        stated |= {_COLOURS[text] for name, text in texts if name == "PL" and text in _COLOURS}
+        _check_syntax(len(own) <= 1, "a node with two moves", own[1:])
+        if not moves and not any(name == "AE" for name, _ in placed):
+            # HexGui has them in a node of their own
+            for name, text in placed:
+                setup[name] += _cells(text, letters, n)
+        elif placed and len(moves) == 1 and _is_swap(moves[0], own, placed, letters, n):
+            own = [("BW"[moves[0][0] == "B"], "swap-pieces")]
+        elif placed:
+            raise FormatError("stones that were set up after a move", Reason.SETUP_STONES, placed[0][0])
+        moves += own
+    is_set_up = any(setup.values())
+    game.begin(n, setup["AB"], setup["AW"])
+    first = moves[0][0] if moves else "B"
+    if is_set_up and not moves:
+        first = min(stated, default="BW"[player_to_move(len(setup["AB"]), len(setup["AW"]))])
+    if stated - {first}:
+        raise FormatError("PL states another player", Reason.MOVE_ORDER, f"{first} to move")
+    blue = first if letters and not is_set_up else "B"
+    game.first_player = BLUE if first == blue else RED
     for index, (colour, text) in enumerate(moves):
-        player = players[colour]
+        player = BLUE if colour == blue else RED
+        following = moves[index + 1][0] if index + 1 < len(moves) else None
+        swap = text.translate(_BETWEEN_WORDS)
         if text in ("resign", "forfeit"):
-            builder.end(player, "resigned" if text == "resign" else "unknown")
+            game.end(player, "resigned" if text == "resign" else "unknown")
             continue
-        if player != builder.player:
-            raise _order_error(
-                f"the move {text!r} of the wrong player",
-                f"{colour} at move {index + 1}",
-                "players who move in turn, and B[pass] for a pass",
-            )
-        if text in _SWAPS:
-            following = moves[index + 1][0] if index + 1 < len(moves) else None
-            builder.swap_players(_swap_kind(text, colour, following))
-        elif text in ("", "pass"):
-            builder.skip()
+        if player != game.player:
+            raise FormatError(f"move {index + 1} is of the wrong player", Reason.MOVE_ORDER, colour)
+        if index == 1 and not is_set_up:
+            opening, *later = (each for _, each in moves)
+            if text in ("", "pass") and following == colour:
+                swap = "swapsides"  # a pass that takes over the colour of the first stone
+            elif opening in later and _CELL.fullmatch(opening) and _CELL.fullmatch(text):
+                # The mirrored stone, if the first cell is free after it: a later move plays there.
+                is_mirrored = _cell(text, letters, n) == mirrored(_cell(opening, letters, n), n)
+                swap = "swappieces" if is_mirrored else swap
+        if swap in _SWAPS:
+            kind = _SWAPS[swap]
+            if following is None and kind is None:
+                raise FormatError("a swap of no kind as the last move", Reason.MOVE_ORDER, text)
+            # After a swap of sides, colours keep their stones: the colour that swapped moves. HexGui and
+            # Benzene write W[swap-pieces] for it, and W[swap] may mean either, so the next move decides.
+            if following is not None:
+                kind = "sides" if kind == "sides" or following == colour else "pieces"
+            game.swap_players(kind or "")
         else:
-            builder.play(_cell(text, letters, builder.board_size))
+            game.play(PASS if text in ("", "pass") else _cell(text, letters, n))
 
 
-def _swap_kind(text: str, colour: str, following: str | None) -> str:
-    """Return whether a swap is one of "pieces" or "sides".
-
-    After a swap of pieces, the opponent moves. After a swap of sides, colours keep their stones, so that the
-    colour that swapped moves. HexGui and Benzene write ``W[swap-pieces]`` for a swap of sides, and
-    ``W[swap]`` may mean either. The colour of the next move therefore decides.
+def _is_swap(first: _Move, own: list[_Move], placed: list[_Move], letters: bool, n: int) -> bool:
+    """Return whether a node swaps the pieces: it removes the first stone and adds the mirrored one.
 
     Args:
-        text: "swap", "swap-pieces" or "swap-sides".
-        colour: Colour of the swap.
-        following: Colour of the next move, or None if there is none.
+        first: The first move.
+        own: The moves of the node, at most one.
+        placed: The setup properties of the node.
+        letters: Whether cells are two letters.
+        n: Cells along an edge.
     """
-    if following is None:
-        if text == "swap":
-            raise _order_error("a swap as the last move", text, "swap-pieces, swap-sides, or a move after it")
-        return text.removeprefix("swap-")
-    return "sides" if text == "swap-sides" or following == colour else "pieces"
+    cell = _cell(first[1], letters, n)
+    stone = ("BW"[first[0] == "B"], mirrored(cell, n))
+    added = {(name[1], _cell(text, letters, n)) for name, text in placed}
+    for colour, text in own:
+        kind = _SWAPS.get(text.translate(_BETWEEN_WORDS), "")
+        added.add((colour, stone[1] if kind in (None, "pieces") else _cell(text, letters, n)))
+    return added in ({("E", cell), stone}, {("E", cell)} if own else None)
 
 
 def _cell(text: str, letters: bool, n: int) -> int:
-    if letters and _LETTERS.fullmatch(text):
-        column, row = ord(text[0]) - ord("a"), ord(text[1]) - ord("a")
-        if column < n and row < n:
-            return row * n + column
-        raise FormatError(
-            "no such cell", code=Reason.TRMPH_CELL, found=repr(text), expected=f"letters up to {chr(96 + n)}"
-        )
-    if letters or not _CELL.fullmatch(text):
-        expected = "two letters, as in the moves before" if letters else "a1, swap-pieces, pass or resign"
-        raise FormatError("not a move", code=Reason.TRMPH_CELL, found=repr(text[:40]), expected=expected)
-    return cell_index(text, n)
+    if _CELL.fullmatch(text) is None or text.isalpha() != letters:
+        raise FormatError("not a move in the notation of the game", Reason.TRMPH_CELL, repr(text[:40]))
+    # The second letter stands for the row: "cb" is c2.
+    return cell_index(f"{text[0]}{ord(text[1]) - ord('a') + 1}" if letters else text, n)
+
+
+def _cells(text: str, letters: bool, n: int) -> list[int]:
+    """Return the cells of a point, or of a rectangle such as "a1:c3"."""
+    first, _, last = text.partition(":")
+    (top, left), (bottom, right) = (divmod(_cell(each, letters, n), n) for each in (first, last or first))
+    return [row * n + column for row in range(top, bottom + 1) for column in range(left, right + 1)]
+
+
+# Results and names
+
+_SCORES: Final = {"1-0": BLUE, "0-1": RED}
+"""Winners of results that count points of the first player and the second."""
+# "b+resign", "w+t", "black wins", "winner: white", "white lost on time".
+_RESULT: Final = re.compile(
+    r"(?:the\s|winner[\s:]{1,9}|player\s)*(?P<player>b|w|black|white)(?:\s?\+(?P<how>.*)"
+    r"|\s(?:has\s)?(?P<verb>wins?|won|resign|los[et]|forfeit|time)(?P<rest>.*)|)",
+    re.DOTALL,
+)
+_EASTERN: Final = ("gb18030", "big5", "shift_jis", "euc_kr")
+"""Encodings in which a result is read that is in none of those that the file states."""
+_EASTERN_RESULT: Final = re.compile(
+    r"(?P<player>[黑黒흑白백])[方棋番]?(?:の|获|獲)?"
+    r"(?:(?P<by>中盘|中盤|中押し|불계)?(?:[胜勝승]利?|勝ち|勝利)|(?P<resigns>认输|認輸|投了))"
+)
+"""A result in Chinese, Japanese or Korean, such as "black wins" or "white resigns"."""
 
 
 def _result(text: str) -> tuple[int, str] | None:
-    """Return the winner and the end of a result such as "B+Resign", or None if it names no winner.
+    """Return the winner and the end of a result such as "b+resign", or None if it names no winner.
 
     "B" is blue in both notations: Black, or PB, the first player on Little Golem.
     """
-    result = _RESULT.fullmatch(text.strip().lower())
+    if text in _SCORES:
+        return _SCORES[text], "unknown"
+    if words := _EASTERN_RESULT.fullmatch("".join(text.split())):
+        end = "+r" if words["by"] else " resign" if words["resigns"] else "+"
+        text = ("w" if words["player"] in "白백" else "b") + end
+    result = _RESULT.fullmatch(text)
     if result is None:
         return None
-    return (BLUE if result[1][0] == "b" else RED), _END_REASONS.get((result[2] or "").strip(), "unknown")
+    names_loser = result["verb"] and result["verb"][0] != "w"
+    winner = BLUE if (result["player"][0] == "b") != bool(names_loser) else RED
+    how = f"{result['how'] or ''}{result['verb'] or ''}{result['rest'] or ''}".strip()
+    if how == "r" or "resign" in how:
+        return winner, "resigned"
+    return winner, "time" if how == "t" or "time" in how else "unknown"
 
 
-def _listed_of(root: dict[str, bytes]) -> dict[str, object]:
+_WITH_ASCII: Final = re.compile(
+    "(ascii|utf_8|latin_1|johab)$|iso8859_|cp125|cp9|koi8_|euc_|gb|big5|shift_j|mac_"
+)
+_ENCODINGS: Final = frozenset(filter(_WITH_ASCII.match, (*aliases.values(), "koi8_u")))
+"""Python's names of the encodings that are read, in which brackets and cells are ASCII. Only these are looked
+up, since Python then looks for a module with the name of the encoding."""
+
+
+def _listed_of(root: dict[str, bytes]) -> tuple[dict[str, object], int]:
     """Return the properties of the first node for the header, decoded.
 
-    Raises:
-        FormatError: "not-utf8", if a value is not in the stated encoding (``CA``; UTF-8 if it has none).
+    A value that is not in the stated encoding (``CA``) is read as UTF-8, or else its characters that cannot
+    be read are replaced. Without a known encoding, other text than UTF-8 is read as Latin-1.
+
+    Returns:
+        The properties; and the number of values that are not in the stated encoding, by default UTF-8.
     """
-    stated = root.get("CA", b"UTF-8").decode("latin-1").strip()
-    try:
-        name = codecs.lookup(stated).name.replace("-", "_")
-    except (LookupError, ValueError):
-        name = ""
-    if not _ENCODINGS.fullmatch(name):
-        raise FormatError(
-            "unsupported encoding", code=Reason.NOT_UTF8, found=f"CA[{stated[:40]}]", expected="CA[UTF-8]"
-        )
+    stated = normalize_encoding(_lower(root.get("CA", b"")))
+    stated = aliases.get(stated, stated)
+    if stated not in _ENCODINGS:
+        stated = ""
+    others = 0
     listed: dict[str, object] = {}
     for key in _LISTED:
         value = root.get(key, b"")
-        try:
-            decoder = codecs.getincrementaldecoder(name)()
-            text = decoder.decode(value, final=len(value) < _MAX_VALUE)
-        except UnicodeDecodeError as error:
-            if "CA" in root:
-                raise FormatError(
-                    f"{key} is not in the stated encoding {stated}", code=Reason.NOT_UTF8, found=str(error)
-                ) from error
-            text = value.decode("latin-1")  # the default of the specification
+        text = _decoded(value, stated or "utf-8")
+        if text is None:
+            others += 1
+            text = _decoded(value, "utf-8") or value.decode(stated or "latin-1", "replace")
         if text := " ".join(text.split()):
             listed[key] = text
-    return listed
+    return listed, others
 
 
-def _iso_date(text: str) -> str | None:
-    found = _DATE.fullmatch(text)
+def _decoded(value: bytes, encoding: str) -> str | None:
+    """Return the text of a value, which may be cut at its end, or None if it has another encoding."""
     try:
-        return None if found is None else date(*map(int, found.groups())).isoformat()
-    except ValueError:
+        return codecs.getincrementaldecoder(encoding)().decode(value, final=len(value) < _MAX_VALUE)
+    except UnicodeDecodeError:
         return None
 
 
-def _shown(value: bytes) -> str:
-    return value[:40].decode("latin-1").strip()
-
-
-def _order_error(reason: str, found: str, expected: str) -> FormatError:
-    return FormatError(reason, code=Reason.MOVE_ORDER, found=found, expected=expected)
-
-
-def _syntax_error(reason: str, found: object, expected: str | None = None) -> FormatError:
-    return FormatError(reason, code=Reason.SGF_SYNTAX, found=found, expected=expected)
-
-
-# Syntax
-
-
-class _Scanner:
-    """Splits SGF text into games.
-
-    A syntax error ends a game. The next one begins where a game begins by its first property, or with "(;"
-    at the beginning of a line.
-
-    Args:
-        pieces: The text, in pieces of any length.
-    """
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._more = pieces
-        self._buffer = b""
-        self._at = 0
-        self._origin = 0  # offset of the buffer in the text
-        self._ended = False
-        self.skipped = 0
-        """Number of bytes between games."""
-
-    def games(self) -> Iterator[_Game]:
-        """Yield the games of the text, each with its main line or an error."""
-        number = 0
-        while self._find_game():
-            number += 1
-            game = _Game(number)
-            resume = _RESUME if self._begins(_START) else _RESUME_ANY
-            try:
-                self._scan(game)
-                self._need(_LONGEST_START)
-                if _MORE.match(self._buffer, self._at) and not self._begins(_BEGIN):
-                    raise _syntax_error("more of the game after its last bracket", self._shown())
-            except FormatError as error:
-                game.fail(error)
-                game.is_cut = self._ended and self._at >= len(self._buffer)
-                self._seek(resume)
-            yield game
-
-    def _fill(self) -> bool:
-        """Append the next piece to the bytes that are not scanned; return False at the end."""
-        piece = b"" if self._ended else next(self._more, b"")
-        if not piece:
-            self._ended = True
-            return False
-        self._buffer = self._buffer[self._at :] + piece
-        self._origin += self._at
-        self._at = 0
-        return True
-
-    def _need(self, count: int) -> None:
-        """Read pieces until ``count`` bytes are not scanned, or the text ends."""
-        while len(self._buffer) - self._at < count and self._fill():
-            pass
-
-    def _peek(self) -> bytes:
-        """Skip blanks and return the next byte, empty at the end."""
-        while True:
-            self._at = _SPACE.match(self._buffer, self._at).end()  # type: ignore[union-attr]
-            if self._at < len(self._buffer):
-                return self._buffer[self._at : self._at + 1]
-            if not self._fill():
-                return b""
-
-    def _shown(self) -> str:
-        return repr(self._buffer[self._at : self._at + 20])
-
-    def _seek(self, pattern: re.Pattern[bytes]) -> bool:
-        """Skip the text before the next match; return False if there is none."""
-        while True:
-            self._need(2 * _LONGEST_START)
-            found = pattern.search(self._buffer, self._at)
-            last = len(self._buffer) - (0 if self._ended else _LONGEST_START)
-            if found and found.start() <= last:
-                self._at = found.start()
-                return True
-            self._at = last
-            if self._ended:
-                return False
-
-    def _begins(self, pattern: re.Pattern[bytes]) -> bool:
-        """Return whether a game begins at the next byte that is no blank."""
-        self._peek()
-        self._need(_LONGEST_START)
-        return pattern.match(self._buffer, self._at) is not None
-
-    def _find_game(self) -> bool:
-        """Skip the text before the next game; return False if there is none."""
-        before = self._origin + self._at
-        found = self._seek(_BEGIN)
-        self.skipped += self._origin + self._at - before
-        return found
-
-    def _scan(self, game: _Game) -> None:
-        """Read one game tree, from its "(" to its ")".
-
-        Raises:
-            FormatError: "sgf-syntax".
-        """
-        depth = 0
-        closed = False  # a subtree has ended
-        name = ""
-        while True:
-            token = self._token(game)
-            if token == b"(":
-                self._at -= 1
-                if game.nodes and self._begins(_START):
-                    raise _syntax_error("another game begins within the game", self._shown())
-                self._at += 1
-                depth += 1
-                if closed:
-                    game.fail(_variations_error())
-                if depth > 1 and not game.nodes:
-                    raise _syntax_error("a variation before the first node", "(")
-                name = ""
-            elif token == b")":
-                depth -= 1
-                closed = True
-                name = ""
-                if depth == 0:
-                    if not game.nodes:
-                        raise _syntax_error("a game without nodes", "()")
-                    return
-            elif token == b";":
-                if not depth:
-                    raise _syntax_error("a node without a bracket before it", self._shown())
-                if closed and game.error is None:
-                    raise _syntax_error("a node after a variation", ";")
-                if game.error is None:
-                    game.nodes.append([])
-                    if len(game.nodes) > _MAX_NODES:
-                        game.fail(_syntax_error("too many nodes", None, f"at most {_MAX_NODES:,}"))
-                name = ""
-            elif token == b"[":
-                if not name:
-                    raise _syntax_error("a value without a property", "[")
-                self._add(game, name, self._value())
-            else:
-                if not game.nodes:
-                    raise _syntax_error("a property before the first node", repr(token[:20]))
-                name = "".join(letter for letter in token.decode("ascii") if letter.isupper())
-                if not name or self._peek() != b"[":
-                    raise _syntax_error("a property without a value", repr(token[:20]))
-
-    def _add(self, game: _Game, name: str, value: bytes) -> None:
-        if name not in _KEPT or game.error is not None:
-            return
-        node = game.nodes[-1]
-        if name in _SETUP and (name, b"") not in node:
-            node.append((name, b""))
-        elif name in _ROOT and len(game.nodes) > 1:
-            return
-        elif name in ("B", "W") or not any(name == known for known, _ in node):
-            if len(node) > len(_KEPT) + 2:
-                raise _syntax_error("too many moves in a node", name)
-            node.append((name, value))
-
-    def _token(self, game: _Game) -> bytes:
-        """Return the next token: a bracket, a semicolon or the name of a property."""
-        if not self._peek():
-            raise _syntax_error("the file ends within a game", f"{len(game.nodes):,} nodes")
-        self._need(65)  # more than the longest token
-        token = _TOKEN.match(self._buffer, self._at)
-        if token is None:
-            raise _syntax_error(
-                "not SGF", repr(self._buffer[self._at : self._at + 20]), "a property, a node or a variation"
-            )
-        self._at = token.end()
-        return token[0]
-
-    def _value(self) -> bytes:
-        """Return the beginning of the value after "[", without escapes, and go behind its "]"."""
-        kept = bytearray()
-
-        def keep(stop: int) -> None:
-            if len(kept) < _MAX_VALUE:
-                kept.extend(self._buffer[self._at : stop])
-
-        def fail_at_end() -> FormatError:
-            keep(len(self._buffer))
-            self._at = len(self._buffer)
-            return _syntax_error("the file ends within a value", repr(bytes(kept[:40])))
-
-        while True:
-            end = _VALUE_END.search(self._buffer, self._at)
-            if end is None:
-                stop = max(self._at, len(self._buffer) - _LONGEST_START)  # a game may begin after it
-                keep(stop)
-                self._at = stop
-                if not self._fill():
-                    raise fail_at_end()
-            elif end[0] == b"]":
-                length = self._check_value(end.start() - self._at)
-                keep(self._at + length)
-                self._at += length + 1
-                return bytes(kept[:_MAX_VALUE])
-            else:
-                keep(end.start())
-                self._at = end.end()
-                if self._at >= len(self._buffer) and not self._fill():
-                    raise fail_at_end()
-                if self._buffer[self._at : self._at + 1] not in (b"\n", b"\r"):
-                    keep(self._at + 1)
-                self._at += 1
-
-    def _check_value(self, length: int) -> int:
-        """Check that no game begins in the last ``length`` bytes of a value, and return ``length``."""
-        value = self._buffer[self._at : self._at + length]
-        if b"(" in value or b";" in value:
-            self._need(length + _LONGEST_START)
-            first = self._at + max(0, length - _LONGEST_START)
-            begin = _START.search(self._buffer, first, self._at + length + _LONGEST_START)
-            if begin and begin.start() < self._at + length:
-                self._at = begin.start()
-                raise _syntax_error("a value without an end, before another game", self._shown())
-        return length
-
-
-def _variations_error() -> FormatError:
-    return FormatError(
-        "the game has variations",
-        code=Reason.SGF_VARIATIONS,
-        found="a second variation",
-        expected="one sequence of moves",
-        hint="Write the main line alone into another file.",
-    )
+def _lower(value: bytes) -> str:
+    return value.decode("latin-1").strip().lower()

@@ -1,26 +1,21 @@
-"""The interface of source readers: the contract between a format and ``convert``."""
+"""The interface of formats: what a format declares, and what its reader returns to ``convert``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Final, Protocol, Self, runtime_checkable
+from fnmatch import fnmatchcase
+from typing import Any, Final, Protocol, Self
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.errors import FormatError, Reason
-from hexdata.strict_json import Count
-
-__all__ = [
-    "BATCH_ROWS",
-    "SALVAGEABLE",
-    "FilePart",
-    "RawBatch",
-    "Rejection",
-    "SizeSelectingReader",
-    "SourceReader",
-]
+from hexdata.json_models import Count
+from hexdata.schema import raw_schema
+from hexdata.storage import AnyPath, as_path
 
 BATCH_ROWS = 8192
 """Maximum number of rows in a raw batch."""
@@ -40,7 +35,8 @@ SALVAGEABLE: Final = frozenset(
         Reason.UNSAFE_DTYPE,
     }
 )
-"""Error codes of damage that leaves the records before it readable."""
+"""Error codes of damage that leaves the records before it readable. A limit or a forbidden name is no damage:
+nothing of such a file is used."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,8 @@ class Rejection:
     record: int
     reason: Reason
     detail: str
+    board_size: int | None = None
+    """Board size of a record that is rejected because of it: it is not that of the file, or not selected."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +71,51 @@ class RawBatch:
     rejected: list[Rejection] = field(default_factory=list)
 
     @property
+    def rows(self) -> int:
+        """Number of positions."""
+        return int(self.positions.num_rows)
+
+    @property
     def records(self) -> int:
         """Number of records of the file in the batch, rejected ones included."""
-        return int(self.positions.num_rows) + len(self.rejected)
+        return self.rows + len(self.rejected)
+
+    def stated(self, column: str) -> int:
+        """Return the number of positions that have a value in a column."""
+        return self.rows - int(self.positions.column(column).null_count)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the positions in bytes, approximately."""
+        return int(self.positions.nbytes)
+
+    @staticmethod
+    def join(batches: Sequence[RawBatch]) -> pa.RecordBatch:
+        """Return the positions of batches of the same class and schema, also of several files."""
+        return pa.concat_batches([batch.positions for batch in batches])
+
+
+def raw_batch(
+    board_size: int, targets: Sequence[str], boards: npt.NDArray[np.uint8], columns: Mapping[str, Any]
+) -> pa.RecordBatch:
+    """Return positions as ``raw_schema(board_size, targets)``.
+
+    Args:
+        board_size: N.
+        targets: Optional columns of the schema.
+        boards: Packed boards, (rows, width).
+        columns: The other columns by name: NumPy or Arrow arrays or lists. Missing ones and None are null.
+    """
+    schema, data = raw_schema(board_size, targets), np.ascontiguousarray(boards)
+    # The boards as they are, without a copy and without a Python object for each row.
+    packed = pa.Array.from_buffers(pa.binary(data.shape[1]), len(data), [None, pa.py_buffer(data)])
+    arrays = []
+    for each in schema:
+        values = packed if each.name == "board" else columns.get(each.name)
+        if values is None:
+            values = pa.nulls(len(data), each.type)
+        arrays.append(values.cast(each.type) if isinstance(values, pa.Array) else pa.array(values, each.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class SourceReader(Protocol):
@@ -108,14 +148,39 @@ class SourceReader(Protocol):
         """
 
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: Any) -> None: ...
 
 
-@runtime_checkable
-class SizeSelectingReader(Protocol):
-    """A ``SourceReader`` of files that usually contain boards of several sizes."""
+class FileReader:
+    """Base of the built-in readers: the attributes of a ``SourceReader``, and what salvaging does.
+
+    Args:
+        path: The file, local or in an object store.
+        salvage: If True, a damaged file yields the complete records before the damage instead of raising.
+    """
+
+    format: str = ""
+    targets: tuple[str, ...] = ()
+
+    def __init__(self, path: str | AnyPath, *, salvage: bool = False) -> None:
+        self.path = as_path(path)
+        self.board_size: int | None = None
+        self.header: dict[str, object] = {}
+        self.damage: FormatError | None = None
+        self._is_size_selected = False
+        self._salvage = salvage
+        self._opened = ExitStack()
+        """Closes what the reader has opened."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def batches(self) -> Iterator[RawBatch]:
+        """Read the file once; see :class:`SourceReader`."""
+        raise NotImplementedError
 
     def select_board_size(self, board_size: int) -> None:
         """Reject the records of all other board sizes, instead of those that differ from the first one.
@@ -123,3 +188,47 @@ class SizeSelectingReader(Protocol):
         Args:
             board_size: N. Must be set before the first batch is read.
         """
+        self.board_size, self._is_size_selected = board_size, True
+
+    def _stop_at(self, error: FormatError) -> None:
+        """Store an error in ``damage`` if the file is salvaged and the records before it are sound.
+
+        Raises:
+            FormatError: ``error``, otherwise.
+        """
+        error.at(self.path)
+        if not self._salvage or error.code not in SALVAGEABLE:
+            raise error
+        self.damage = error
+
+
+@dataclass(frozen=True, eq=False)
+class SourceFormat:
+    """A format of source files: how its files are recognised and opened.
+
+    Attributes:
+        name: Name of the format in messages: lower-case letters, digits and hyphens, such as "trmph".
+        patterns: Name patterns, in lower case, of files that are read in a folder, such as ``"*.trmph.gz"``.
+        matches: Function of the first bytes of a file, decompressed (at most 65,536; empty for an empty
+            file), and of its name. Returns whether the file has this format.
+        open: Function that opens a local file or remote object and returns its reader. It is called with the
+            path and with the keyword arguments ``options``, and may raise a FormatError or an OSError.
+        contents: What a file contains, for messages: "TRMPH games". Default: the name.
+        appendable: Whether files are texts to which lines are appended, so that ``open`` accepts a part.
+            Default False.
+        options: Names of the keyword arguments of ``open``. Default: ``salvage``, whether a damaged file
+            yields the complete records before the damage; and ``part``, the range of bytes to read, which is
+            None for the whole file and always None if the format is not ``appendable``.
+    """
+
+    name: str
+    patterns: tuple[str, ...]
+    matches: Callable[[bytes, str], bool]
+    open: Callable[..., SourceReader]
+    contents: str = ""
+    appendable: bool = False
+    options: tuple[str, ...] = ("salvage", "part")
+
+    def has_name(self, name: str) -> bool:
+        """Return whether a file name matches one of ``patterns``, in upper or lower case."""
+        return any(fnmatchcase(name.lower(), pattern) for pattern in self.patterns)

@@ -1,6 +1,6 @@
 """Value convention of a source: whether a value of 0.0 or of 1.0 means that blue won.
 
-It is decided from evidence in the source; docs/adr/0017-the-value-convention.md explains the rule.
+It is decided from evidence in the source; docs/decisions.md, number 17, explains the rule.
 """
 
 from __future__ import annotations
@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-__all__ = ["CONVENTIONS", "Convention", "Decision", "Votes", "decide", "layout_convention", "votes_text"]
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.json_models import Model
 
 Convention = Literal["blue-is-0", "blue-is-1"]
 CONVENTIONS: Final = get_args(Convention)
@@ -20,14 +23,14 @@ _LAYOUTS: Final[dict[object, Convention]] = {"tuple": "blue-is-1", "dict": "blue
 _WINNER_RATIO: Final = 19
 """Games in favour per game against, from which named winners decide alone: 95 %."""
 _VOTE_RATIO: Final = 4
-"""Games in favour per game against, from which other votes decide."""
+"""Games in favour per game against, from which other votes decide. Files that were joined of two parts with
+opposite conventions stay undecided."""
 
 _Count = tuple[int, int]
 _By = Literal["winners", "chains", "layout", "given"]
 
 
-@dataclass(frozen=True)
-class Votes:
+class Votes(Model, frozen=True):
     """Evidence for the value convention of a source, counted as (for blue-is-0, for blue-is-1).
 
     Values other than 0 and 1 are not counted.
@@ -39,14 +42,6 @@ class Votes:
 
     chains: _Count = (0, 0)
     winners: _Count = (0, 0)
-
-    def __add__(self, other: Votes) -> Votes:
-        """Return the sum of both counts."""
-        return Votes(_sum(self.chains, other.chains), _sum(self.winners, other.winners))
-
-
-def _sum(one: _Count, other: _Count) -> _Count:
-    return one[0] + other[0], one[1] + other[1]
 
 
 @dataclass(frozen=True)
@@ -62,6 +57,11 @@ class Decision:
     convention: Convention
     by: _By
     contradicting: int = 0
+
+
+def convert_values(value: npt.NDArray[np.float64], convention: str) -> npt.NDArray[np.float64]:
+    """Convert values between the store's convention (0.0 if blue won) and a source's, in either direction."""
+    return value if convention == "blue-is-0" else 1.0 - value
 
 
 def layout_convention(header: Mapping[str, object]) -> Convention | None:
@@ -84,29 +84,25 @@ def decide(votes: Votes, layout: Convention | None, given: Convention | None = N
             if there are no votes.
         given: Convention given by the user. It decides if the votes do not, before the layout.
     """
-    convention, by = _by_votes(votes, layout)
-    if convention is None and given is not None:
-        convention, by = given, "given"
-    elif by is None and layout is not None:
+    # Votes that contradict each other decide nothing, and no weaker evidence decides in their place.
+    by: _By
+    if convention := _majority(votes.winners, _WINNER_RATIO):
+        by = "winners"
+    elif any(votes.chains):
+        convention, by = _majority(votes.chains, _VOTE_RATIO, layout), "chains"
+    elif any(votes.winners):
+        convention, by = _majority(votes.winners, _VOTE_RATIO, layout), "winners"
+    else:
         convention, by = layout, "layout"
-    if convention is None or by is None:
+    # An option holds for all files of a run, so it must not override what a file shows.
+    if given is not None and (by == "layout" or convention is None):
+        convention, by = given, "given"
+    if convention is None:
         return None
     return Decision(convention, by, votes.chains[1 - CONVENTIONS.index(convention)])
 
 
-def _by_votes(votes: Votes, layout: Convention | None) -> tuple[Convention | None, _By | None]:
-    """Return the convention with a majority, None if none has; and the kind of votes, None without votes."""
-    named = _majority(votes.winners, _WINNER_RATIO, None)
-    if named is not None:
-        return named, "winners"
-    if sum(votes.chains):
-        return _majority(votes.chains, _VOTE_RATIO, layout), "chains"
-    if sum(votes.winners):
-        return _majority(votes.winners, _VOTE_RATIO, layout), "winners"
-    return None, None
-
-
-def _majority(games: _Count, ratio: int, layout: Convention | None) -> Convention | None:
+def _majority(games: _Count, ratio: int, layout: Convention | None = None) -> Convention | None:
     """Return the convention with at least ``ratio`` votes per game against it; the layout is a vote."""
     for index, convention in enumerate(CONVENTIONS):
         if games[index] and games[index] + (layout == convention) >= ratio * games[1 - index]:

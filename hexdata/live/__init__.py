@@ -1,8 +1,8 @@
 """Live pipeline that loads training batches from a directory to which self-play still writes games.
 
 The stages run on threads and are joined by bounded queues. Their names are those of the loader of lc0: a
-chunk is a game, and a frame is a position. ``coordinator``, ``queue``, ``stage`` and ``pipeline`` are the
-framework. Each other module is a stage or a part of one.
+chunk is a game, and a frame is a position. ``stage`` and ``pipeline`` are the framework; each
+stage is one file.
 """
 
 from __future__ import annotations

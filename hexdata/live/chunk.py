@@ -1,30 +1,16 @@
-"""Items that pass between the stages of a live pipeline: files, chunks (games) and game batches."""
+"""Items that pass between the stages of a live pipeline: chunks (games), by file and drawn together."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.errors import InputError
 from hexdata.shards.blocks import Block
-
-__all__ = [
-    "NAMED_FILES",
-    "NOTHING_READ",
-    "PLY_STRIDE",
-    "SCANNED",
-    "Chunk",
-    "ChunkSource",
-    "FoundFile",
-    "GameBatch",
-    "ReadProgress",
-    "digest_games",
-    "starts_with",
-]
 
 NAMED_FILES = 20
 """Number of bad or missing files whose names a stage keeps: the latest ones."""
@@ -34,41 +20,30 @@ PLY_STRIDE = 1 << 10
 It exceeds the number of positions of a game on the largest board (677)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReadProgress:
-    """Progress of reading a file that may grow. The next reading continues from here."""
-
-    games: int
-    """Number of games read, of all splits. They are the first games of the file."""
-    records: int
-    """Number of records read: positions and rejected records."""
-    digest: bytes
-    """``digest_games`` of the games read."""
+SCANNED = ""
+"""Marker between the names of files, and between the sources made of them: the end of the first scan. A stage
+passes it on, and no queue drops it."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundFile:
-    """A complete file of the watched directory, or the marker ``SCANNED`` for the end of the first scan."""
+def name_of(path: str) -> str:
+    r"""Return the name of a file in a pipeline, whose state needs names that UTF-8 can encode.
 
-    path: Path | None
-    name: str = ""
-    """Path relative to the directory, with forward slashes. Messages and states use it."""
-    size: int = 0
-    previous: ReadProgress | None = None
-    """Progress of the reading before the file changed: only the games after it are new. None for a new
-    file."""
-    is_moved: bool = False
-    """Whether ``previous`` belongs to an earlier name of the same inode. If the games differ, the file counts
-    as new."""
-
-    @property
-    def is_marker(self) -> bool:
-        """True for ``SCANNED``, a marker that no queue drops."""
-        return self.path is None
+    It is the path relative to the directory, except that ``\udcff`` stands for a byte 0xFF that is not UTF-8,
+    and ``\u005cu`` for ``\u``.
+    """
+    return path.replace("\\u", r"\u005cu").encode("utf-8", "backslashreplace").decode()
 
 
-SCANNED = FoundFile(None)
-"""Marker emitted once, after the files that exist at the start."""
+def path_of(name: str) -> Path:
+    """Return the path that has a name, relative to the directory.
+
+    Raises:
+        InputError: The file is outside the directory; the name is of a state that hexdata did not write.
+    """
+    path = Path(re.sub(r"\\u(005c|d[89a-f]..)", lambda code: chr(int(code[1], 16)), name))
+    if path.anchor or ".." in path.parts:
+        raise InputError("the file is outside the directory", path=path)
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,29 +94,33 @@ GameBatch = tuple[Chunk, ...]
 
 @dataclass(frozen=True, slots=True)
 class ChunkSource:
-    """The chunks of one file, or the end of the first scan if ``file`` is ``SCANNED``."""
+    """The new chunks of one file."""
 
-    file: FoundFile
-    chunks: list[Chunk] = field(default_factory=list)
-    progress: ReadProgress | None = None
-    """Progress of the reading, if the file may grow; None if it is complete."""
-
-    @property
-    def is_marker(self) -> bool:
-        """True for the end of the first scan, a marker that no queue drops."""
-        return self.file.is_marker
+    name: str
+    """Path of the file relative to the directory, with forward slashes."""
+    chunks: list[Chunk]
 
 
-def digest_games(chunks: Iterable[Chunk]) -> bytes:
-    """Return a digest of 16 bytes that identifies these games and their order."""
-    return hashlib.blake2b(b"".join(chunk.game_hash for chunk in chunks), digest_size=16).digest()
+@dataclass(slots=True)
+class KnownFile:
+    """What the listings of the directory have found of a file, and how far it was read.
 
+    The listing sets the first attributes, the stage that reads files the others.
+    """
 
-def starts_with(chunks: Sequence[Chunk], progress: ReadProgress) -> bool:
-    """Return whether the first games of a file are those of an earlier reading of it."""
-    first = chunks[: progress.games]
-    return len(first) == progress.games and digest_games(first) == progress.digest
-
-
-NOTHING_READ = ReadProgress(0, 0, digest_games([]))
-"""Progress of a file that gave no games, such as one that could not be read."""
+    stat: tuple[int, int] = (0, 0)
+    """Size in bytes and modification time in nanoseconds in the last listing."""
+    since: float = 0.0
+    """Time of ``time.monotonic`` after the first listing that found this size and time."""
+    delivered: tuple[int, int] | None = None
+    """Size and time when the file was last delivered; None if it has to be delivered, again or at all."""
+    deliveries: int = 0
+    """Number of deliveries, or -1 for a file that is never delivered."""
+    games: int = 0
+    """Number of games read, of all splits. They are the first games of the file."""
+    records: int = 0
+    """Number of records read, with rejected ones."""
+    digest: bytes = b""
+    """Digest of their hashes."""
+    may_grow: bool = True
+    """False if the file is complete, and a change of it is an error."""

@@ -5,7 +5,6 @@ Boards, and targets that the function does not return, are unchanged.
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -13,15 +12,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import ConfigError, HexdataError, InputError
+from hexdata.errors import ConfigError, InputError
 from hexdata.live.chunk import Chunk, GameBatch
 from hexdata.live.chunk_unpacker import unpack_chunks
-from hexdata.live.stage import Transform
+from hexdata.live.stage import Transform, find_object
 from hexdata.shards.blocks import Block
 
-__all__ = ["ChunkRelabeller", "Relabel", "Targets"]
-
 _SUM_TOLERANCE: Final = 1e-3
+"""Deviation from 1 that a sum of float16 probabilities may have."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,7 @@ fields, by ply. It returns the new targets, or None to leave the game unchanged.
 function runs concurrently."""
 
 
+@dataclass(kw_only=True, eq=False)
 class ChunkRelabeller(Transform):
     """Replaces the targets of games by those that a function returns: game batches in, game batches out.
 
@@ -57,124 +56,85 @@ class ChunkRelabeller(Transform):
         ConfigError: The function does not exist or is not callable.
     """
 
-    def __init__(self, *, relabel: Relabel | str, threads: int = 1) -> None:
-        super().__init__(threads=threads)
-        self.relabel = _find_function(relabel)
+    relabel: Relabel | str
+    threads: int = 1
+
+    consumes = produces = "games"
+
+    def __post_init__(self) -> None:
+        super().__init__(threads=self.threads)
+        self._function: Any = find_object(self.relabel) if isinstance(self.relabel, str) else self.relabel
+        if not callable(self._function):
+            raise ConfigError(f"relabel must be a function, not {self.relabel!r}")
 
     def process(self, item: GameBatch) -> Iterable[GameBatch]:
         """Return the games with new targets."""
         return (tuple(self._relabel(chunk) for chunk in item),)
 
     def _relabel(self, chunk: Chunk) -> Chunk:
-        block = _read_only(unpack_chunks((chunk,), np.ones((1, chunk.positions), np.bool_)))
+        block = unpack_chunks((chunk,), np.ones((1, chunk.positions), np.bool_))
+        shown = {name: array.view() for name, array in block.items()}
+        for view in shown.values():  # a function must not modify games that are drawn again
+            view.flags.writeable = False
+        game = {"path": chunk.source, "record": f"game {chunk.index}"}
         try:
-            targets = self.relabel(chunk, block)
+            targets = self._function(chunk, shown)
         except Exception as error:
-            raise _target_error(
-                chunk, "the function that relabels games failed", repr(error), None
-            ) from error
+            raise InputError("the function that relabels games failed", found=repr(error), **game) from error
         if targets is None:
             self.count("unchanged")
             return chunk
-        if not isinstance(targets, Targets):
-            raise _target_error(chunk, _INVALID, repr(targets)[:80], "Targets, or None")
-        new = dict(block)
-        if targets.value is not None:
-            new["value"] = _check_values(chunk, targets.value)
-        if targets.policy is not None:
-            new |= _check_policies(chunk, block, targets)
-        self.count("relabelled")
-        return replace(chunk, moves=None, tiers=None, block=new)
-
-
-_INVALID: Final = "the new targets of a game are invalid"
-
-
-def _find_function(relabel: Relabel | str) -> Relabel:
-    found: Any = relabel
-    if isinstance(relabel, str):
         try:
-            found = pkgutil.resolve_name(relabel)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise ConfigError(
-                "relabel cannot be imported",
-                found=f"{relabel!r}: {error}",
-                expected="package.module:function",
-            ) from error
-    if not callable(found):
-        raise ConfigError("relabel is not callable", found=repr(relabel), expected="a function")
-    function: Relabel = found
-    return function
+            block |= _new_targets(block, targets, chunk.board_size**2)
+        except (TypeError, ValueError) as error:
+            raise InputError("the new targets of a game are invalid", found=str(error), **game) from error
+        self.count("relabelled")
+        # As a block: a game stored as moves has one value, and its moves are its policies.
+        return replace(chunk, moves=None, tiers=None, block=block)
 
 
-def _read_only(block: Block) -> Block:
-    """Return read-only views of the arrays, so that a function cannot modify them."""
-    views = {name: array.view() for name, array in block.items()}
-    for view in views.values():
-        view.flags.writeable = False
-    return views
+def _new_targets(block: Block, targets: object, cells: int) -> Block:
+    """Return the fields that the targets replace; policies that are not replaced are kept.
 
-
-def _check_values(chunk: Chunk, values: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    found = _as_floats(chunk, "value", values, (chunk.positions,))
-    if not ((found >= 0) & (found <= 1)).all():
-        raise _target_error(
-            chunk, _INVALID, f"values from {found.min()} to {found.max()}", "values from 0 to 1"
-        )
-    return found
-
-
-def _check_policies(chunk: Chunk, block: Block, targets: Targets) -> Block:
-    """Return the dense policies of a game: the new ones, and the old ones of positions without a new one."""
-    cells = chunk.board_size * chunk.board_size
-    rows = np.asarray(np.arange(chunk.positions) if targets.rows is None else targets.rows)
-    if (
-        rows.ndim != 1
-        or (rows.size and rows.dtype.kind not in "iu")
-        or not np.isin(rows, np.arange(chunk.positions)).all()
-        or (np.diff(rows.astype(np.int64)) <= 0).any()
-    ):
-        expected = f"positions from 0 to {chunk.positions - 1}, ascending"
-        raise _target_error(chunk, _INVALID, f"rows {rows.tolist()}"[:80], expected)
-    policies = _as_floats(chunk, "policy", targets.policy, (len(rows), cells))
-    sums = policies.sum(axis=1, dtype=np.float64)
-    if (policies < 0).any() or (np.abs(sums - 1) > _SUM_TOLERANCE).any():
-        found = f"policies from {policies.min()}, with sums from {sums.min()} to {sums.max()}"
-        raise _target_error(chunk, _INVALID, found, "numbers of 0 or more with the sum 1")
-    unchanged = (
-        np.flatnonzero(~np.isin(block["policy_row"], rows)) if "policy" in block else np.zeros(0, np.intp)
-    )
-    if len(unchanged):
-        policies = np.concatenate((block["policy"][unchanged], policies))
-        rows = np.concatenate((block["policy_row"][unchanged], rows))
-    order = np.argsort(rows)
-    return {"policy": policies[order], "policy_row": rows[order].astype(np.uint32)} if len(rows) else {}
-
-
-def _as_floats(chunk: Chunk, name: str, values: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Return a copy of the numbers as finite float32 of the expected shape; raise InputError if they do not
-    fit.
+    Raises:
+        TypeError: These are no targets.
+        ValueError: A target has another shape, or is no distribution or value.
     """
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise _target_error(chunk, _INVALID, f"{name}: {error}", f"an array of shape {shape}") from error
+    if not isinstance(targets, Targets):
+        raise TypeError(f"{targets!r:.80} instead of Targets or None")
+    positions = np.arange(len(block["value"]))
+    new: Block = {}
+    if targets.value is not None:
+        new["value"] = _as_floats("value", targets.value, positions.shape, 1)
+    if targets.policy is None:
+        return new
+    rows = positions if targets.rows is None else np.asarray(targets.rows)
+    if not np.array_equal(rows, np.intersect1d(rows, positions)):
+        raise ValueError(f"rows {rows.tolist()!r:.80}, not ascending positions from 0 to {positions[-1]}")
+    policies = _as_floats("policy", targets.policy, (len(rows), cells), np.inf)
+    sums = policies.sum(axis=1, dtype=np.float64)
+    if (np.abs(sums - 1) > _SUM_TOLERANCE).any():
+        raise ValueError(f"policies with sums from {sums.min()} to {sums.max()}, not 1")
+    # The function may replace policies of some positions only; the others keep theirs.
+    if "policy" in block:
+        kept = ~np.isin(block["policy_row"], rows)
+        policies = np.concatenate((block["policy"][kept], policies))
+        rows = np.concatenate((block["policy_row"][kept], rows))
+    order = np.argsort(rows)  # the policies of a block are in the order of its rows
+    given = {"policy": policies[order], "policy_row": rows[order].astype(np.uint32)}
+    return new | (given if len(rows) else {})
+
+
+def _as_floats(name: str, values: Any, shape: tuple[int, ...], most: float) -> npt.NDArray[np.float32]:
+    """Return a copy of the numbers as float32; raise ValueError if they are not finite numbers from 0 to
+    ``most`` of the expected shape.
+    """
+    array = np.asarray(values)
     if array.dtype.kind not in "fiu" or array.shape != shape:
-        found = f"{name} of {array.dtype} with shape {array.shape}"
-        raise _target_error(chunk, _INVALID, found, f"numbers with shape {shape}")
+        raise ValueError(f"{name} of {array.dtype} with shape {array.shape}, not numbers with shape {shape}")
+    # Numbers above the range of float32 become infinite, which the next line refuses.
     with np.errstate(over="ignore"):
         numbers = array.astype(np.float32)
-    if not np.isfinite(numbers).all():
-        raise _target_error(chunk, _INVALID, f"{name} with numbers that are not finite", "finite numbers")
+    if not (np.isfinite(numbers) & (numbers >= 0) & (numbers <= most)).all():
+        raise ValueError(f"{name} with numbers that are not finite, below 0 or above {most}")
     return numbers
-
-
-def _target_error(chunk: Chunk, reason: str, found: str, expected: str | None) -> HexdataError:
-    return InputError(
-        reason,
-        path=chunk.source,
-        record=f"game {chunk.index}",
-        found=found,
-        expected=expected,
-        hint="Correct the function given to ChunkRelabeller.",
-    )

@@ -1,109 +1,55 @@
 """The stage that reads files and extracts their games. It counts and names a bad file, and continues.
 
-``games`` groups and names the games and determines the meaning of their labels; ``formats`` reads the bytes.
-This module does not detect changed files, and it repairs nothing.
+``source_games`` groups and names the games. This module repairs nothing.
 """
 
 from __future__ import annotations
 
-import threading
+import hashlib
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import pyarrow as pa
 
-from hexdata.board import check_board_size
-from hexdata.checks import check_choice, check_count, check_shares
-from hexdata.errors import ConfigError, FormatError, InputError, Reason
-from hexdata.formats import SizeSelectingReader, open_source
-from hexdata.games.convention import CONVENTIONS, Convention, layout_convention
-from hexdata.games.evidence import is_mixed
-from hexdata.games.labels import split_of
-from hexdata.live.chunk import (
-    NAMED_FILES,
-    NOTHING_READ,
-    SCANNED,
-    Chunk,
-    ChunkSource,
-    FoundFile,
-    ReadProgress,
-    digest_games,
-    starts_with,
-)
-from hexdata.live.coordinator import Stopped
-from hexdata.live.shard_source import looks_like_shard, shard_batches, shard_split
-from hexdata.live.source_games import FileGames, extract_games, extract_trmph_games
-from hexdata.live.stage import Stage, Transform
-from hexdata.schema import GAME_FORMATS, SPLITS, is_legacy_format
+from hexdata.board import MAX_SIZE, MIN_SIZE
+from hexdata.checks import check_choice, check_count, check_fields
+from hexdata.errors import FormatError, InputError, Reason
+from hexdata.formats import open_source
+from hexdata.games.convention import CONVENTIONS, Convention
+from hexdata.games.findings import split_of
+from hexdata.live.chunk import NAMED_FILES, SCANNED, Chunk, ChunkSource, KnownFile, path_of
+from hexdata.live.source_games import SHARD, extract_games, looks_like_shard, shard_batches, shard_split
+from hexdata.live.stage import Stopped, Transform
+from hexdata.schema import is_legacy_format
 from hexdata.text import printable
 
-__all__ = ["ChunkSourceLoader"]
 
-
-@dataclass(frozen=True)
-class _Content:
-    """The content of a file."""
-
-    games: FileGames
-    split: str | None = None
-    """Split that the file name states; None if it states none."""
-    records: int | None = None
-    """Number of records read, if the file is a text, which may grow; otherwise None."""
-    known_rejects: Counter[str] = field(default_factory=Counter)
-    """Reasons of rejected records that an earlier reading of the file counted."""
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """Games of the file, of all splits."""
-        return self.games.chunks
-
-
-def rank_of(game_hash: bytes, world_size: int) -> int:
-    """Return the rank to which a game belongs. It does not depend on the first half of the hash.
-
-    The first half determines the split, so every split is divided evenly.
-    """
-    return int.from_bytes(game_hash[8:], "big") % world_size
-
-
-@runtime_checkable
-class _ReadingMonitor(Protocol):
-    """A stage that emits a changed file again, and needs to know how far each file was read."""
-
-    def expect_readings(self) -> None: ...
-
-    def was_read(self, file: FoundFile, progress: ReadProgress | None) -> None: ...
-
-    def was_not_read(self, file: FoundFile) -> None: ...
-
-
+@dataclass(kw_only=True, eq=False)
 class ChunkSourceLoader(Transform):
-    """Reads the games of each file: :class:`FoundFile` in, :class:`ChunkSource` out.
+    """Reads the games of each file: names in, :class:`ChunkSource` out.
 
-    Files are TRMPH games, legacy pickles or hexdata shards. The format is detected from the content. Games
-    are grouped, named and checked as in ``convert``, but file by file, and without a search for duplicates.
-    If the positions of a file are from many files (shards, shuffled pickles), ids group them into games, and
-    an incomplete game is named by its id. The name of a game determines its split, except that a shard with a
-    name as ``export`` writes it belongs to the split in that name. Positions of no known game are counted and
-    left out.
+    The format is detected from the content. Games are grouped, named and checked as in ``convert``, but file
+    by file, and without a search for duplicates. If the positions of a file are from many files (shards,
+    shuffled pickles), ids group them into games, and an incomplete game is named by its id. The name of a
+    game determines its split, except that a shard with a name as ``export`` writes it belongs to the split in
+    that name. Positions of no known game are counted and left out.
 
-    A stage with ``expect_readings`` is notified how far each file was read. It may emit a file again once the
-    file has changed: a bad file, a file that could not be opened, or a text, which may grow. If a text is
-    emitted again, the games of earlier readings are left out. A text that no longer starts with those games
-    is bad ("rewritten").
+    A file may arrive again after a change. Of a text, the games of earlier readings are left out; if it no
+    longer starts with them, it is bad ("rewritten"), as is another good file that has changed. A bad file is
+    read again as a whole. A file that exists and cannot be opened is delivered again by the provider.
 
     With several threads the chunks are the same, but the order of sources may change, and the end of the
     first scan may precede the last files of that scan.
 
     The counts are ``files``, ``games`` and ``positions`` (passed on), ``other_split`` and ``other_rank``
     (games), ``ungrouped`` (positions of no known game), ``rejected`` (records), ``bad_files``, and for each
-    reason code ``rejected.CODE`` and ``bad.CODE``. A file without a game is also bad. A file that is emitted
-    again is counted as bad each time and as good once.
+    reason code ``rejected.CODE`` and ``bad.CODE``. A file without a game is also bad.
 
     Args:
+        directory: Directory that contains the files.
         board_size: Board size n of all games; a file of another size is bad. None (default) for the size of
             the first good file.
         value_convention: Value convention of files where neither the games nor the layout show it,
@@ -111,7 +57,6 @@ class ChunkSourceLoader(Transform):
         split: "train", "val" or "test" to leave out the games of other splits. None (default) for all games.
         val: Share of the games in the validation split. Default 0.05.
         test: Share of the games in the test split. Default 0.01.
-        max_file_bytes: Maximum size of a file in bytes; a larger file is bad. Default 1 GiB.
         max_positions: Maximum number of records in a file, rejected ones included; a file with more is bad.
             Each record takes 100 to 400 bytes of memory. Default 2,000,000.
         rank: Number of this process among those that share the games, from 0. Default 0.
@@ -123,265 +68,194 @@ class ChunkSourceLoader(Transform):
         ConfigError: An option cannot be used.
     """
 
-    def __init__(
-        self,
-        *,
-        board_size: int | None = None,
-        value_convention: str = "auto",
-        split: str | None = None,
-        val: float = 0.05,
-        test: float = 0.01,
-        max_file_bytes: int = 1 << 30,
-        max_positions: int = 2_000_000,
-        rank: int = 0,
-        world_size: int = 1,
-        threads: int = 1,
-    ) -> None:
-        super().__init__(threads=threads)
-        check_choice("value_convention", value_convention, ("auto", *CONVENTIONS))
-        if split is not None:
-            check_choice("split", split, SPLITS)
-        check_shares(val, test)
-        if board_size is not None:
-            try:
-                check_board_size(board_size)
-            except FormatError as error:
-                raise ConfigError(
-                    "board_size cannot be used", found=board_size, expected=error.expected
-                ) from None
-        self.board_size = board_size
-        self.value_convention = value_convention
-        self.split = split
-        self.val = val
-        self.test = test
-        self.max_file_bytes = check_count("max_file_bytes", max_file_bytes, 1)
-        self.max_positions = check_count("max_positions", max_positions, 1)
-        self.world_size = check_count("world_size", world_size, 1)
-        self.rank = check_count("rank", rank, 0)
+    directory: Path
+    board_size: int | None = None
+    value_convention: str = "auto"
+    split: str | None = None
+    val: float = 0.05
+    test: float = 0.01
+    max_positions: int = 2_000_000
+    rank: int = 0
+    world_size: int = 1
+    threads: int = 1
+
+    consumes = "files"
+    produces = "sources"
+    kept = ("board_size",)
+
+    def __post_init__(self) -> None:
+        super().__init__(threads=self.threads)
+        check_choice("value_convention", self.value_convention, ("auto", *CONVENTIONS))
+        check_fields(self, {"max_positions": 1})
+        if self.board_size is not None:
+            check_count("board_size", self.board_size, MIN_SIZE, MAX_SIZE)
         self._bad: deque[tuple[str, str]] = deque(maxlen=NAMED_FILES)
-        self._monitor: _ReadingMonitor | None = None
+        self._in_work: set[str] = set()
+        self._has_games = False
 
-    def link_stages(self, stages: Sequence[Stage]) -> None:
-        """Find the stage to which the progress of files is reported."""
-        self._monitor = next((stage for stage in stages if isinstance(stage, _ReadingMonitor)), None)
-        if self._monitor is not None:
-            self._monitor.expect_readings()
-
-    def process(self, item: FoundFile) -> Iterable[ChunkSource]:
-        """Read one file; return nothing for a bad file."""
-        if item.path is None:
-            return [ChunkSource(SCANNED)]
-        try:
-            content = self._read_content(item, item.path, self.coordinator.stopping)
-        except InputError as error:
-            self._record_bad(item, error.code, error.detail())
-            self._report(item, NOTHING_READ if item.is_moved else item.previous or NOTHING_READ)
-            return []
-        except OSError as error:
-            is_missing = isinstance(error, FileNotFoundError)
-            self._record_bad(
-                item, Reason.GONE if is_missing else Reason.UNREADABLE, error.strerror or str(error)
-            )
-            if self._monitor is not None:
-                self._monitor.was_not_read(item)
-            return []
-        if item.previous and not starts_with(content.chunks, item.previous):
-            if not item.is_moved:
-                games = f"the {item.previous.games:,} games read from it before"
-                self._record_bad(
-                    item, Reason.REWRITTEN, f"it no longer starts with {games}, so none are used"
-                )
-                self._report(item, None)
-                return []
-            self._count_rejected(content.known_rejects)
-            item = replace(item, previous=None)
-        source = self._make_source(item, content)
-        self._report(item, source.progress)
-        return self._count_source(source)
-
-    def _count_source(self, source: ChunkSource) -> list[ChunkSource]:
-        """Count a file that was read and return it, unless it was read before and has no new games."""
-        previous = source.file.previous
-        self.count("files", int(previous is None or not previous.games))
-        self.count("games", len(source.chunks))
-        self.count("positions", sum(chunk.positions for chunk in source.chunks))
-        if previous is None:
-            return [source]
+    def process(self, item: str) -> Iterable[ChunkSource | str]:
+        """Read one file; return nothing for a bad file or one without new games."""
+        if item == SCANNED:
+            return [SCANNED]
+        known = self.coordinator.files.setdefault(item, KnownFile())
         with self._lock:
-            kept = [each for each in self._bad if each[0] != printable(source.file.name)]
-            self._bad = deque(kept, maxlen=NAMED_FILES)
-        return [source] if source.chunks else []
-
-    def _report(self, file: FoundFile, progress: ReadProgress | None) -> None:
-        if self._monitor is not None:
-            self._monitor.was_read(file, progress)
-
-    def _record_bad(self, file: FoundFile, code: str, reason: str) -> None:
+            is_in_work = item in self._in_work
+            self._in_work.add(item)
+        if is_in_work:  # another thread reads it, and only then is it known where to continue
+            known.delivered = None
+            return []
+        reason: str | None
+        try:
+            is_new = not known.games
+            source = self.read(item, known)
+        except InputError as error:
+            code, reason = error.code, error.detail()
+        except OSError as error:
+            is_gone = isinstance(error, FileNotFoundError)
+            code, reason = Reason.GONE if is_gone else Reason.UNREADABLE, error.strerror
+            # Deliver it again if it is still found: its drive may have been missing for a moment.
+            known.delivered = None
+        else:
+            self.count("files", int(is_new))
+            self.count("games", len(source.chunks))
+            self.count("positions", sum(chunk.positions for chunk in source.chunks))
+            with self._lock:
+                # It was bad while it was being written.
+                self._bad = deque([each for each in self._bad if each[0] != printable(item)], NAMED_FILES)
+            # A new file without a game of this split is passed on, too: the pool reports the newest file.
+            return [source] if source.chunks or is_new else []
+        finally:
+            self._in_work.discard(item)
         self.count("bad_files")
         self.count(f"bad.{code}")
         with self._lock:
-            self._bad.append((printable(file.name), printable(f"{code}: {reason}")))
+            self._bad.append((printable(item), printable(f"{code}: {reason}")))
+        return []
 
-    def _count_rejected(self, reasons: Counter[str]) -> None:
-        for reason, amount in reasons.items():
-            self.count("rejected", amount)
-            self.count(f"rejected.{reason}", amount)
-
-    def read(self, file: FoundFile, stopping: threading.Event | None = None) -> ChunkSource:
-        """Return the games of a file that belong to the split, in the file's order, without those of earlier
-        readings.
+    def read(self, name: str, known: KnownFile | None = None) -> ChunkSource:
+        """Return the new games of a file that belong to the split and rank, in the file's order.
 
         The same file always gives the same games. Games and records that are left out are counted; a bad file
         is not.
 
         Args:
-            file: File to read. Of ``previous``, only the numbers of games and records are used.
-            stopping: Event that ends the reading early. None (default) to read the whole file.
+            name: Name of the file, relative to the directory.
+            known: How far earlier readings read the file, updated. None (default) if all games are new.
 
         Raises:
             InputError: The file is bad; its ``code`` gives the reason.
             OSError: The file does not exist or cannot be read.
-            Stopped: ``stopping`` was set.
         """
-        assert file.path is not None
-        return self._make_source(file, self._read_content(file, file.path, stopping))
+        known = known or KnownFile()
+        if not known.may_grow:
+            raise FormatError("it was complete and has changed since", code=Reason.REWRITTEN)
+        chunks, records, may_grow = self._read_all(name, known.records)
+        # A text is read from its start after each change, which is rare: the wait before each reading is
+        # twice as long as before. So a text that was replaced by another one is recognized.
+        if _digest(chunks[: known.games]) != (known.digest or _digest([])):
+            reason = f"it no longer starts with the {known.games:,} games read from it before"
+            raise FormatError(reason, code=Reason.REWRITTEN)
+        new = self._select(chunks[known.games :], None if may_grow else shard_split(name))
+        # Games of other splits count too: the next reading compares and skips all games of the file.
+        known.games, known.digest = len(chunks), _digest(chunks)
+        known.records, known.may_grow = records, may_grow
+        return ChunkSource(name, new)
 
-    def _make_source(self, file: FoundFile, content: _Content) -> ChunkSource:
-        """Return the games of a file that are new and belong to the split."""
-        new = content.chunks[file.previous.games :] if file.previous else content.chunks
-        chunks = [chunk for chunk in new if self.split in (None, content.split or self._split_of(chunk))]
+    def _read_all(self, name: str, known_records: int) -> tuple[list[Chunk], int, bool]:
+        """Return all games of a file, the number of its records, and whether it may grow.
+
+        Rejected records before ``known_records`` were counted by an earlier reading.
+        """
+        path = self.directory / path_of(name)
+        is_shard = looks_like_shard(path)
+        raw: list[pa.RecordBatch] = []
+        records, rejected = 0, Counter[str]()
+        board_size, sizes = self.board_size, set[int]()
+        kind, header = SHARD, dict[str, object]()
+        if is_shard:
+            for board_size, positions in shard_batches(path):
+                sizes.add(board_size)
+                raw.append(positions)
+                records += positions.num_rows
+                self._check_records(records)
+        else:
+            with open_source(path) as reader:
+                if board_size is not None:
+                    reader.select_board_size(board_size)
+                for batch in reader.batches():
+                    # Those of an earlier reading were counted then.
+                    rejected.update(each.reason for each in batch.rejected if each.record >= known_records)
+                    sizes.update(each.board_size for each in batch.rejected if each.board_size)
+                    if batch.positions.num_rows:
+                        raw.append(batch.positions)
+                    records += batch.records
+                    self._check_records(records)
+                board_size, kind, header = reader.board_size, reader.format, reader.header
+        if len(sizes) > 1 if is_shard else sizes and not raw:
+            raise FormatError("the boards have other sizes", code=Reason.BOARD_SIZE, found=sorted(sizes))
+        chunks, ungrouped = list[Chunk](), 0
+        if raw and board_size:
+            default = None if self.value_convention == "auto" else cast("Convention", self.value_convention)
+            chunks, ungrouped = extract_games(name, raw, board_size, kind, header, default)
+        for reason, amount in rejected.items():
+            self.count("rejected", amount)
+            self.count(f"rejected.{reason}", amount)
+        self.count("ungrouped", ungrouped)
+        # It may still be written: a bad file is read again after each change, from the beginning.
+        if not chunks:
+            code = Reason.NO_GAMES if ungrouped else Reason.NO_POSITIONS
+            found = f"{ungrouped:,} other positions, {rejected.total():,} rejected records"
+            raise FormatError("the file contains no game", code=code, found=found)
+        with self._lock:
+            # Under the lock: with several threads, only one file can be the first.
+            self.board_size = self.board_size or board_size
+        if board_size != self.board_size:
+            reason = f"the boards are not of size {self.board_size}, as those of earlier files"
+            raise FormatError(reason, code=Reason.BOARD_SIZE, found=board_size)
+        # Only texts grow line by line.
+        return chunks, records, not is_shard and not is_legacy_format(kind)
+
+    def _select(self, new: list[Chunk], split: str | None) -> list[Chunk]:
+        """Return the games that belong to the split and rank.
+
+        ``split`` is that of all games of the file; None if each game determines its own.
+        """
+        chunks = new
+        if self.split is not None:
+            splits = [split or split_of(chunk.game_hash, self.val, self.test) for chunk in new]
+            chunks = [chunk for chunk, own in zip(new, splits, strict=True) if own == self.split]
         self.count("other_split", len(new) - len(chunks))
         if self.world_size > 1:
-            own = [chunk for chunk in chunks if rank_of(chunk.game_hash, self.world_size) == self.rank]
-            self.count("other_rank", len(chunks) - len(own))
-            chunks = own
-        progress = None
-        if content.records is not None:
-            progress = ReadProgress(len(content.chunks), content.records, digest_games(content.chunks))
-        return ChunkSource(file, chunks, progress)
+            # The split is determined by the first half of the hash, so the second divides every split evenly.
+            ranks = [int.from_bytes(chunk.game_hash[8:], "big") % self.world_size for chunk in chunks]
+            chunks = [chunk for chunk, rank in zip(chunks, ranks, strict=True) if rank == self.rank]
+            self.count("other_rank", len(ranks) - len(chunks))
+        self._has_games = self._has_games or bool(chunks)
+        return chunks
 
-    def _read_content(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> _Content:
-        """Return the whole content of a file, also games of earlier readings. Raises the errors of
-        :meth:`read`.
-        """
-        if file.size > self.max_file_bytes:
-            raise _too_large(path, f"{file.size:,} bytes", f"{self.max_file_bytes:,}", "max_file_bytes")
-        if looks_like_shard(path):
-            content = _Content(self._read_shard(file, path, stopping), split=shard_split(file.name))
-        else:
-            content = self._read_source(file, path, stopping)
-        self.count("ungrouped", content.games.ungrouped)
-        if not content.chunks:
-            found = f"{content.games.ungrouped:,} positions of no known game"
-            raise FormatError("the file contains no game", code=Reason.NO_GAMES, found=found)
-        self._check_board_size(content.chunks[0].board_size)
-        return content
-
-    def _split_of(self, chunk: Chunk) -> str:
-        return split_of(chunk.game_hash, self.val, self.test)
-
-    def _read_source(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> _Content:
-        known = file.previous.records if file.previous else 0
-        raw: list[pa.RecordBatch] = []
-        rejected: Counter[str] = Counter()
-        known_rejects: Counter[str] = Counter()
-        records = 0
-        with open_source(path) as reader:
-            if isinstance(reader, SizeSelectingReader) and self.board_size is not None:
-                reader.select_board_size(self.board_size)
-            for batch in reader.batches():
-                for each in batch.rejected:
-                    (rejected if each.record >= known else known_rejects)[each.reason] += 1
-                if batch.positions.num_rows:
-                    raw.append(batch.positions)
-                records += batch.records
-                self._check_limits(path, records, stopping)
-            size, kind, header = reader.board_size, reader.format, reader.header
-        self._count_rejected(rejected)
-        if not raw or size is None:
-            raise FormatError(
-                "the file contains no position",
-                code=Reason.NO_POSITIONS,
-                found=f"{rejected.total():,} rejected records",
-            )
-        if kind == "trmph":
-            games = extract_trmph_games(file.name, raw, size)
-            return _Content(games, records=records, known_rejects=known_rejects)
-        if not is_legacy_format(kind):
-            mixed = is_mixed(kind, header)
-            games = extract_games(
-                file.name,
-                raw,
-                size,
-                mixed=mixed,
-                sure_ids=mixed,
-                replayed=kind in GAME_FORMATS,
-                convention="blue-is-0",
-            )
-            return _Content(games, records=records, known_rejects=known_rejects)
-        default = None if self.value_convention == "auto" else cast("Convention", self.value_convention)
-        layout, mixed = layout_convention(header), is_mixed(kind, header)
-        return _Content(extract_games(file.name, raw, size, mixed=mixed, layout=layout, default=default))
-
-    def _read_shard(self, file: FoundFile, path: Path, stopping: threading.Event | None) -> FileGames:
-        raw: list[pa.RecordBatch] = []
-        sizes: set[int] = set()
-        records = 0
-        for size, positions in shard_batches(path):
-            sizes.add(size)
-            raw.append(positions)
-            records += positions.num_rows
-            self._check_limits(path, records, stopping)
-        if not raw:
-            raise FormatError("the file contains no position", code=Reason.NO_POSITIONS)
-        if len(sizes) > 1:
-            raise FormatError(
-                "the boards of the file differ in size", code=Reason.BOARD_SIZE, found=sorted(sizes)
-            )
-        return extract_games(file.name, raw, sizes.pop(), mixed=True, sure_ids=True, convention="blue-is-0")
-
-    def _check_limits(self, path: Path, records: int, stopping: threading.Event | None) -> None:
-        """Raise if the reading has to end: the pipeline stops, or the file has too many records.
-
-        Rejected records count too, because they also take time.
-        """
-        if stopping is not None and stopping.is_set():
+    def _check_records(self, records: int) -> None:
+        """Raise if the reading has to end: the pipeline stops, or the file has too many records."""
+        if self.coordinator.stopping.is_set():
             raise Stopped
         if records > self.max_positions:
-            found = f"at least {records:,} records"
-            raise _too_large(path, found, f"{self.max_positions:,}", "max_positions")
-
-    def _check_board_size(self, size: int) -> None:
-        """Check that the boards have the size of all others; the first good file sets it."""
-        with self._lock:
-            self.board_size = self.board_size or size
-        if size != self.board_size:
-            raise FormatError(
-                "the boards have another size than those of earlier files",
-                code=Reason.BOARD_SIZE,
-                found=size,
-                expected=self.board_size,
-            )
-
-    def state(self) -> dict[str, Any]:
-        """Return the board size."""
-        return {"board_size": self.board_size}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the board size."""
-        self.board_size = state["board_size"]
+            reason = f"the file has at least {records:,} records, and max_positions is {self.max_positions:,}"
+            raise FormatError(reason, code=Reason.TOO_LARGE)
 
     def notes(self) -> dict[str, Any]:
         """Return the last bad files: (name, reason)."""
-        return {"bad": list(self._bad)} if self._bad else {}
+        bad = list(self._bad)  # another thread may remove one meanwhile
+        return {"bad": bad} if bad else {}
+
+    def wait_reason(self) -> str | None:
+        """Return why no game was passed on, or read again after a restart."""
+        names = ("other_split", "other_rank", "bad_files")
+        counted = [f"{name} {self.counts[name]:,}" for name in names if self.counts.get(name)]
+        if self._has_games or not (counted or any(worker.busy_since for worker in self.workers)):
+            return None
+        bad = "; {}: {}".format(*self._bad[-1]) if self._bad else ""
+        found = ", ".join(counted) or "the first file is being read"
+        return f"no game of split {self.split} and rank {self.rank} so far: {found}{bad}"
 
 
-def _too_large(path: Path, found: str, maximum: str, option: str) -> FormatError:
-    return FormatError(
-        "the file is too large",
-        code=Reason.TOO_LARGE,
-        path=path,
-        found=found,
-        expected=f"at most {maximum}",
-        hint=f"Increase {option} if there is enough memory.",
-    )
+def _digest(chunks: Iterable[Chunk]) -> bytes:
+    return hashlib.blake2b(b"".join(chunk.game_hash for chunk in chunks), digest_size=16).digest()

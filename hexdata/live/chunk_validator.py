@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from hexdata.checks import as_tuple, check_count
+from hexdata.checks import as_tuple, check_choice, check_fields
 from hexdata.errors import ConfigError
 from hexdata.games.findings import Flag
-from hexdata.live.chunk import Chunk, GameBatch
+from hexdata.live.chunk import GameBatch
 from hexdata.live.stage import Transform
 
-__all__ = ["INVALID_FLAGS", "ChunkValidator"]
-
-INVALID_FLAGS: Final = tuple(
-    flag.code
-    for flag in (
-        Flag.IMPOSSIBLE_STONES,
-        Flag.LABEL_CONTRADICTS_CHAIN,
-        Flag.PLAYER_CONTRADICTS_STONES,
-        Flag.POLICY_ON_OCCUPIED,
-        Flag.REPEATED_MOVE,
-        Flag.WINNER_CONTRADICTS_VALUE,
-    )
+INVALID_FLAGS: Final = (
+    *(Flag.IMPOSSIBLE_STONES.code, Flag.LABEL_CONTRADICTS_CHAIN.code, Flag.PLAYER_CONTRADICTS_STONES.code),
+    *(Flag.POLICY_ON_OCCUPIED.code, Flag.REPEATED_MOVE.code, Flag.WINNER_CONTRADICTS_VALUE.code),
 )
 """Flags of games with wrong boards or labels.
 
@@ -34,6 +27,7 @@ a duplicate, has unusual tiers, has no winning chain (``no-chain``), or has valu
 positions (``value-not-constant``), as improved values do."""
 
 
+@dataclass(kw_only=True, eq=False)
 class ChunkValidator(Transform):
     """Leaves out games with invalid boards or labels: game batches in, game batches out.
 
@@ -53,50 +47,41 @@ class ChunkValidator(Transform):
         ConfigError: A flag is unknown, or the limits exclude every game.
     """
 
-    def __init__(
-        self,
-        *,
-        flags: Sequence[str] = INVALID_FLAGS,
-        min_positions: int = 1,
-        max_positions: int | None = None,
-        threads: int = 1,
-    ) -> None:
-        super().__init__(threads=threads)
-        self.flags = _check_flags(flags)
-        self.min_positions = check_count("min_positions", min_positions, 1)
-        self.max_positions = None
-        if max_positions is not None:
-            self.max_positions = check_count("max_positions", max_positions, self.min_positions)
+    flags: Sequence[str] = INVALID_FLAGS
+    min_positions: int = 1
+    max_positions: int | None = None
+    threads: int = 1
+
+    consumes = produces = "games"
+
+    def __post_init__(self) -> None:
+        super().__init__(threads=self.threads)
+        if not isinstance(as_tuple(self.flags), tuple):
+            raise ConfigError(f"flags must be a list of flags, not {self.flags!r}")
+        for flag in self.flags:
+            check_choice("flag", flag, [each.code for each in Flag])
+        check_fields(self, {"min_positions": 1})
+        check_fields(self, {"max_positions": self.min_positions})
 
     def process(self, item: GameBatch) -> Iterable[GameBatch]:
         """Return the batch without the games that are left out."""
         kept = []
+        most = math.inf if self.max_positions is None else self.max_positions
         for chunk in item:
-            reasons = self._reasons(chunk)
-            if not reasons:
-                kept.append(chunk)
-                continue
-            self.count("left_out")
+            reasons = [flag for flag in chunk.flags if flag in self.flags]
+            reasons += ["short"] * (chunk.positions < self.min_positions)
+            reasons += ["long"] * (chunk.positions > most)
             for reason in reasons:
                 self.count(f"left_out.{reason}")
+            if not reasons:
+                kept.append(chunk)
+        self.count("left_out", len(item) - len(kept))
         self.count("passed", len(kept))
         return (tuple(kept),) if kept else ()
 
-    def _reasons(self, chunk: Chunk) -> list[str]:
-        reasons = [flag for flag in chunk.flags if flag in self.flags]
-        if chunk.positions < self.min_positions:
-            reasons.append("short")
-        if self.max_positions is not None and chunk.positions > self.max_positions:
-            reasons.append("long")
-        return reasons
-
-
-def _check_flags(flags: Sequence[str]) -> frozenset[str]:
-    known = [flag.code for flag in Flag]
-    codes = as_tuple(flags)
-    if not isinstance(codes, tuple):
-        raise ConfigError("flags cannot be used", found=repr(flags), expected="a list of flag codes")
-    unknown = [code for code in codes if code not in known]
-    if unknown:
-        raise ConfigError("unknown flags", found=unknown, expected=f"some of {', '.join(known)}")
-    return frozenset(codes)
+    def wait_reason(self) -> str | None:
+        """Return that no game has passed, and for which reasons."""
+        if self.counts.get("passed") or not self.counts.get("left_out"):
+            return None
+        reasons = sorted(name.partition(".")[2] for name in list(self.counts) if "." in name)
+        return f"{self.name} leaves out every game that is drawn, because of {', '.join(reasons)}"

@@ -11,22 +11,24 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NoReturn, Self
 
 from hexdata.batch import Batch, BoardForm, FinalPolicy
-from hexdata.checks import as_tuple, check_location, check_same_options, check_versions
-from hexdata.errors import ConfigError, HexdataError, StoreError
-from hexdata.live.metrics import COMMON_METRICS
-from hexdata.live.options import LiveOptions, load_live_config, make_pipeline, watched_path
-from hexdata.live.stage import check_seconds
-from hexdata.live.state import decode_state, encode_state
-from hexdata.live.wait_reason import find_wait_reason
+from hexdata.checks import check_count, check_location, check_same_options, check_versions
+from hexdata.errors import ConfigError, HexdataError
+from hexdata.live.options import (
+    BATCH_OPTIONS,
+    SHARED_OPTIONS,
+    LiveOptions,
+    load_live_config,
+    make_pipeline,
+)
+from hexdata.live.stage import check_number
 from hexdata.order import ORDER_VERSION
+from hexdata.storage import local_path
 
-__all__ = ["LiveLoader"]
-
-_STATE_VERSION: Final = 3
+_STATE_VERSION: Final = 6
+"""Increased when the content of a state changes. States of other versions are refused, never converted."""
 _LONGEST_WAIT: Final = 1.0
 """Longest wait in seconds: a Ctrl-C at the moment a wait begins is handled only when the wait ends."""
 
@@ -106,32 +108,24 @@ class LiveLoader:
         warn_after: float = 60.0,
         timeout: float | None = None,
     ) -> None:
+        given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
         check_location("directory", directory)
-        options = config if isinstance(config, LiveOptions) else _read_config(config)
-        shared: dict[str, object] = {
-            "seed": seed,
-            "batch_size": batch_size,
-            "split": split,
-            "pool_size": pool_size,
-        }
-        shared |= {"reuse": reuse, "reservoir": reservoir, "watch": watch}
-        shared |= {"rank": rank, "world_size": world_size}
-        batch = {"fields": as_tuple(fields), "planes": planes, "board": board, "final_policy": final_policy}
-        batch |= {"tier_probability": as_tuple(tier_probability), "symmetry": symmetry}
-        self.options = replace(
-            options, **_without_none(shared), batch=replace(options.batch, **_without_none(batch))
-        )
-        self.directory = watched_path(directory)
-        self.warn_after = check_seconds("warn_after", warn_after, math.inf)
-        self.timeout = None if timeout is None else check_seconds("timeout", timeout, math.inf)
+        if config is not None and not isinstance(config, LiveOptions):
+            check_location("config", config)
+            config = load_live_config(config)
+        # Arguments that are given replace the values of the config.
+        options = config or LiveOptions()
+        batch = {name: given[name] for name in BATCH_OPTIONS if name in given}
+        shared = {name: given[name] for name in SHARED_OPTIONS if name in given}
+        self.options = replace(options, **shared, batch=replace(options.batch, **batch))
+        self.warn_after = _check_seconds("warn_after", warn_after)
+        self.timeout = math.inf if timeout is None else _check_seconds("timeout", timeout)
         self.delivered = 0
         """Number of batches delivered since the beginning of the run."""
-        self._pipeline = make_pipeline(self.options, self.directory)
-        self._running = False
-        self._closed = False
-        self._warned = False
-
-    # --- iteration ------------------------------------------------------------------------------------
+        self._pipeline = make_pipeline(self.options, directory)
+        self.directory = local_path(directory, "a watched directory").absolute()
+        self._is_closed = False
+        self._has_warned = False
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield batches, as dicts of NumPy arrays, until the input ends.
@@ -140,83 +134,38 @@ class LiveLoader:
             HexdataError: The loader is closed, or no batch was delivered for ``timeout`` seconds.
             Exception: A stage raised it.
         """
+        start = time.monotonic()
         while True:
+            self._check_open()
+            self._pipeline.start()  # not at creation: the caller may load a state first
+            # Until the warning, the wait also ends when the warning is due.
+            limit = start + (self.timeout if self._has_warned else min(self.timeout, self.warn_after))
             try:
-                batch = self._next()
+                batch = self._pipeline.take(min(max(0.0, limit - time.monotonic()), _LONGEST_WAIT))
             except StopIteration:
                 return
-            yield batch
-
-    def _next(self) -> Batch:
-        self._start()
-        start, outputs = time.monotonic(), self._output_counts()
-        while True:
-            waited = time.monotonic() - start
-            limits = [self.timeout] if self._warned else [self.timeout, self.warn_after]
-            left = [limit - waited for limit in limits if limit is not None]
-            batch: Batch | None = self._pipeline.take(max(0.0, min([*left, _LONGEST_WAIT])))
             if batch is not None:
                 self.delivered += 1
-                return batch
-            self._check_wait(time.monotonic() - start, outputs)
+                yield batch
+                start = time.monotonic()
+                continue
+            waited = time.monotonic() - start
+            reason = f"no batch for {waited:.0f} seconds"
+            if not self._has_warned and waited >= self.warn_after:
+                self._has_warned = True
+                warnings.warn(f"{self.directory}: {reason}: {self._describe_wait()}", stacklevel=2)
+            if waited >= self.timeout:
+                hint = "Check that games are written to it, or use LiveLoader(timeout=None) to wait forever."
+                raise HexdataError(reason, path=self.directory, found=self._describe_wait(), hint=hint)
 
-    def _check_wait(self, waited: float, outputs: list[int]) -> None:
-        """Warn after ``warn_after`` seconds without a batch.
+    def _describe_wait(self) -> str:
+        """Return why no batch was delivered, or which stages are at work if that shows no reason."""
+        busy = [name for name, found in self.metrics().items() if found["busy"]]
+        return self._pipeline.wait_reason() or f"{', '.join(busy) or 'no stage'} is at work"
 
-        Raises:
-            HexdataError: ``waited`` has reached ``timeout``.
-        """
-        if not self._warned and waited >= self.warn_after:
-            self._warned = True
-            message = f"{self.directory}: no batch for {waited:.0f} seconds: {self._describe_wait(outputs)}"
-            warnings.warn(message, stacklevel=4)
-        if self.timeout is not None and waited >= self.timeout:
-            raise HexdataError(
-                f"no batch for {waited:.0f} seconds",
-                path=self.directory,
-                found=self._describe_wait(outputs),
-                hint="Check that games are written to it, or use LiveLoader(timeout=None) to wait forever.",
-            )
-
-    def _output_counts(self) -> list[int]:
-        """Return the number of outputs of each stage."""
-        return [queue.accepted for queue in self._pipeline.queues]
-
-    def _describe_wait(self, outputs: list[int]) -> str:
-        """Return why no batch was delivered, as text.
-
-        If the metrics do not show why, the text names the stage that has input but no output, and the fill
-        level of the reservoir.
-
-        Args:
-            outputs: Result of :meth:`_output_counts` at the start of the wait.
-        """
-        reason = find_wait_reason(self._pipeline.metrics(), self.notes(), self.options)
-        if reason is not None:
-            return reason
-        now, metrics = self._output_counts(), list(self._pipeline.metrics().items())
-        index = len(metrics) - 1
-        while index and now[index - 1] == outputs[index - 1] and not metrics[index - 1][1]["queued"]:
-            index -= 1
-        name, own = metrics[index]
-        parts = [f"{name} has produced nothing" if index else f"{name} has found nothing new"]
-        counts = [f"{key} {value:,.10g}" for key, value in own.items() if key not in COMMON_METRICS]
-        parts += [f"its counts are {', '.join(counts)}"] if counts else []
-        parts += [
-            f"{other} holds {more['held']:,.0f} of {more['size']:,.0f} positions"
-            for other, more in metrics
-            if "held" in more and other != name
-        ]
-        return "; ".join(parts)
-
-    def _start(self) -> None:
-        if self._closed:
-            raise HexdataError("the loader is closed", hint="Create a new loader and load the state.")
-        if not self._running:
-            self._running = True
-            self._pipeline.start()
-
-    # --- metrics and state ----------------------------------------------------------------------------
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise HexdataError("the loader is closed", hint="Create a new loader and load its state.")
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Return the metrics of the stages and queues by stage name, as ``Pipeline.metrics`` does."""
@@ -236,9 +185,8 @@ class LiveLoader:
         Raises:
             HexdataError: The loader is closed, or a stage has raised.
         """
-        if self._closed:
-            raise HexdataError("the loader is closed", hint="Call state_dict() before close().")
-        pipeline = encode_state(self._pipeline.state())
+        self._check_open()
+        pipeline = self._pipeline.state()
         return {**self._compared_options(), "delivered": self.delivered, "pipeline": pipeline}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -255,59 +203,31 @@ class LiveLoader:
             StoreError: The state is of another version, or damaged.
             HexdataError: The loader is closed.
         """
-        if self._closed:
-            raise HexdataError("the loader is closed", hint="Create a new loader.")
+        self._check_open()
         expected = self._compared_options()
-        is_state = isinstance(state, Mapping) and {"version", "order_version"} <= state.keys()
-        if is_state:
-            state = dict(state)
-            check_versions(state, expected)
-        names = [*expected, "delivered", "pipeline"]
-        if not is_state or set(names) != state.keys():
-            found = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)[:80]
-            raise ConfigError(
-                "not the state of a live loader", found=found, expected=f"a dict of {', '.join(names)}"
-            )
-        check_same_options(state, expected, [name for name in expected if "version" not in name], "loader")
-        stages = decode_state(state["pipeline"])
-        if not isinstance(stages, dict) or stages.keys() != {stage.name for stage in self.options.stages}:
-            raise StoreError("the state of a live pipeline is damaged", found=repr(stages)[:80])
+        if not isinstance(state, Mapping) or state.keys() != {*expected, "delivered", "pipeline"}:
+            raise ConfigError("not the state of a live loader", found=repr(state)[:80])
+        check_versions(state, expected)
+        check_same_options(state, expected, expected, "loader")
+        delivered = check_count("delivered", state["delivered"], 0)
+        # A new pipeline first: with a damaged state, this loader continues as it was.
         pipeline = make_pipeline(self.options, self.directory)
-        pipeline.load_state(stages)
+        pipeline.load_state(state["pipeline"])
         self._pipeline.close()
-        self._pipeline, self._running, self.delivered = pipeline, False, state["delivered"]
+        self._pipeline, self.delivered = pipeline, delivered
 
     def _compared_options(self) -> dict[str, Any]:
         """Return the versions, and the options on which the batches depend."""
-        options = self.options
-        return {
-            "version": _STATE_VERSION,
-            "order_version": ORDER_VERSION,
-            "seed": options.seed,
-            "split": options.split,
-            "val": options.val,
-            "test": options.test,
-            "pool_size": options.pool_size,
-            "reservoir": options.reservoir,
-            "batch_size": options.batch_size,
-            "rank": options.rank,
-            "world_size": options.world_size,
-            "batch": {name: _plain(value) for name, value in asdict(options.batch).items()},
-            "stages": [
-                [
-                    stage.kind,
-                    {
-                        name: _plain(value)
-                        for name, value in sorted(stage.arguments.items())
-                        if name != "threads"
-                    },
-                ]
-                for stage in options.stages
-                if stage.kind != "FilePathProvider"  # its options may differ between runs
-            ],
-        }
-
-    # --- closing --------------------------------------------------------------------------------------
+        names = ("seed", "split", "val", "test", "pool_size", "reservoir", "batch_size", "rank", "world_size")
+        compared = {name: getattr(self.options, name) for name in names}
+        compared["batch"] = {name: repr(value) for name, value in asdict(self.options.batch).items()}
+        # Without the number of threads, so that a run may continue with more or fewer.
+        compared["stages"] = [
+            [stage.kind, {name: _text(value) for name, value in stage.arguments.items() if name != "threads"}]
+            for stage in self.options.stages
+            if stage.kind != "FilePathProvider"  # its options may differ between runs
+        ]
+        return {"version": _STATE_VERSION, "order_version": ORDER_VERSION, **compared}
 
     def close(self) -> None:
         """Stop all stages and wait for their threads. Further calls do nothing.
@@ -315,39 +235,24 @@ class LiveLoader:
         Raises:
             HexdataError: A thread has not ended.
         """
-        self._closed = True
+        self._is_closed = True
         self._pipeline.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __getstate__(self) -> NoReturn:
-        raise HexdataError(
-            "a live loader cannot be sent to another process",
-            hint="Create one in that process, or iterate in this one.",
-        )
+        hint = "Create one in that process, or iterate in this one."
+        raise HexdataError("a live loader cannot be sent to another process", hint=hint)
 
 
-def _read_config(path: str | Path | None) -> LiveOptions:
-    if path is None:
-        return LiveOptions()
-    check_location("config", path)
-    return load_live_config(path)
+def _check_seconds(name: str, value: float) -> float:
+    return math.inf if value == math.inf else check_number(name, value)
 
 
-def _without_none(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _plain(value: Any) -> Any:
-    """Return an option as a state stores it: functions by name, tuples as lists."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if callable(value):
-        return f"{value.__module__}:{getattr(value, '__qualname__', type(value).__qualname__)}"
-    return value
+def _text(value: Any) -> str:
+    """Return an argument as a state compares it. The text of a function would contain its address."""
+    return getattr(value, "__qualname__", type(value).__qualname__) if callable(value) else repr(value)

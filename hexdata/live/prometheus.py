@@ -12,29 +12,25 @@ from typing import Final
 
 from hexdata.errors import ConfigError
 from hexdata.extras import installed_by
-from hexdata.live.metrics import COMMON_METRICS, MetricsByStage
+from hexdata.live.pipeline import MetricsByStage
 
 with installed_by("live", "the Prometheus endpoint"):
     from prometheus_client import CollectorRegistry, start_http_server
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, UnknownMetricFamily
     from prometheus_client.registry import Collector
 
-__all__ = ["LOOPBACK", "serve_metrics"]
-
 LOOPBACK: Final = "127.0.0.1"
 
-_COUNTERS: Final = {
-    "out": ("items", "Items put into the queue behind the stage"),
-    "dropped": ("dropped", "Items dropped because the queue behind the stage was full"),
-    "busy_seconds": ("busy_seconds", "Seconds of work of the threads of the stage, added up"),
+_COMMON: Final = {
+    "out": (CounterMetricFamily, "items", "Items put into the queue behind the stage"),
+    "dropped": (CounterMetricFamily, "dropped", "Items dropped because the queue behind the stage was full"),
+    "busy_seconds": (CounterMetricFamily, "busy_seconds", "Seconds of work of the threads of the stage"),
+    "queued": (GaugeMetricFamily, "queued", "Items in the queue behind the stage"),
+    "capacity": (GaugeMetricFamily, "capacity", "Capacity of the queue behind the stage, in items"),
+    "threads": (GaugeMetricFamily, "threads", "Worker threads of the stage"),
+    "busy": (GaugeMetricFamily, "busy_threads", "Worker threads of the stage that are busy"),
 }
-_GAUGES: Final = {
-    "queued": ("queued", "Items in the queue behind the stage"),
-    "capacity": ("capacity", "Capacity of the queue behind the stage, in items"),
-    "threads": ("threads", "Worker threads of the stage"),
-    "busy": ("busy_threads", "Worker threads of the stage that are busy"),
-}
-"""Metrics of every stage: the name after ``hexdata_live_``, and the help text."""
+"""Metrics of every stage: kind, the name after ``hexdata_live_``, and the help text."""
 
 
 @contextmanager
@@ -56,15 +52,13 @@ def serve_metrics(metrics: Callable[[], MetricsByStage], port: int, host: str = 
         ConfigError: The address or the port cannot be used.
     """
     registry = CollectorRegistry()
-    registry.register(_StagesCollector(metrics))
+    registry.register(_Stages(metrics))
     try:
+        # An OverflowError is one of a port above 65,535.
         server, thread = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
-        raise ConfigError(
-            "the metrics cannot be served at this address",
-            found=f"{host}:{port}: {error}",
-            hint="Choose another port (--prometheus) or address (--prometheus-host).",
-        ) from error
+        hint = "Choose another port (--prometheus) or address (--prometheus-host)."
+        raise ConfigError(f"the metrics cannot be served at {host}:{port}: {error}", hint=hint) from error
     try:
         yield server.server_port
     finally:
@@ -73,31 +67,23 @@ def serve_metrics(metrics: Callable[[], MetricsByStage], port: int, host: str = 
         thread.join()
 
 
-class _StagesCollector(Collector):
-    """Converts metrics into Prometheus families with a label for the stage; other metrics of a stage also
-    have a label with their name.
-    """
+class _Stages(Collector):
+    """Metrics as families with a label for the stage; other metrics also have a label with their name."""
 
     def __init__(self, metrics: Callable[[], MetricsByStage]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        metrics = self._metrics()
-        for metric, (name, text) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"hexdata_live_{name}", text, labels=["stage"])
-            for stage, found in metrics.items():
-                counter.add_metric([stage], found[metric])
-            yield counter
-        for metric, (name, text) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"hexdata_live_{name}", text, labels=["stage"])
-            for stage, found in metrics.items():
-                gauge.add_metric([stage], found[metric])
-            yield gauge
+        found = self._metrics()
+        for metric, (kind, name, text) in _COMMON.items():
+            family = kind(f"hexdata_live_{name}", text, labels=["stage"])
+            for stage, metrics in found.items():
+                family.add_metric([stage], metrics[metric])
+            yield family
         # Other metrics of a stage may be counters or gauges.
-        others = UnknownMetricFamily(
-            "hexdata_live_figure", "Other metrics of a stage, by name", labels=["stage", "figure"]
-        )
-        for stage, found in metrics.items():
-            for figure in found.keys() - COMMON_METRICS:
-                others.add_metric([stage, figure], found[figure])
+        text, labels = "Other metrics of a stage, by name", ["stage", "figure"]
+        others = UnknownMetricFamily("hexdata_live_figure", text, labels=labels)
+        for stage, metrics in found.items():
+            for metric in metrics.keys() - _COMMON.keys():
+                others.add_metric([stage, metric], metrics[metric])
         yield others

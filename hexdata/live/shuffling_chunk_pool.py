@@ -1,83 +1,32 @@
 """The stage that keeps the newest games and draws them repeatedly in seeded random order.
 
-It stores the games by file and removes a file when its last game has left the window. It does not use the
-content of a game.
+It does not use the content of a game.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-import threading
-from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from hexdata.checks import check_count
+import numpy as np
+import numpy.typing as npt
+
+from hexdata.checks import check_fields, check_seed
 from hexdata.errors import ConfigError, InputError
-from hexdata.live.chunk import (
-    NAMED_FILES,
-    NOTHING_READ,
-    Chunk,
-    ChunkSource,
-    FoundFile,
-    GameBatch,
-    digest_games,
-)
-from hexdata.live.stage import Stage, Worker
-from hexdata.live.stream_shuffler import StreamShuffler
+from hexdata.live.chunk import NAMED_FILES, Chunk, ChunkSource, GameBatch
+from hexdata.live.stage import InputEnded, Stage, Worker, check_number
+from hexdata.order import derive_key, uniform_draw
 from hexdata.text import printable
 
-__all__ = ["ShufflingChunkPool"]
+_LOG = logging.getLogger(__name__)
+
+Int64Array = npt.NDArray[np.int64]
 
 
-@runtime_checkable
-class _FileReader(Protocol):
-    """A stage that can read a file of a state again."""
-
-    def read(self, file: FoundFile) -> ChunkSource: ...
-
-
-@runtime_checkable
-class _MoveTracker(Protocol):
-    """A stage that can find the new names of a moved file."""
-
-    def find_moved(self, name: str) -> list[str]: ...
-
-
-@dataclass
-class _PooledFile:
-    """A file with at least one game in the window."""
-
-    file: FoundFile
-    first: int
-    """Number of its first game."""
-    chunks: list[Chunk]
-    first_pass: int
-    """Number of the pass in which its games entered; earlier passes did not contain them."""
-
-    @property
-    def stop(self) -> int:
-        """Number of its last game, plus 1."""
-        return self.first + len(self.chunks)
-
-    def state(self) -> list[Any]:
-        """Return the values that identify its games in the file, and their numbers."""
-        previous = (self.file.previous or NOTHING_READ).games
-        digest = digest_games(self.chunks)
-        return [
-            self.file.name,
-            self.file.size,
-            previous,
-            len(self.chunks),
-            digest,
-            self.first,
-            self.first_pass,
-        ]
-
-
+@dataclass(kw_only=True, eq=False)
 class ShufflingChunkPool(Stage):
     """Keeps a window of the newest games and draws from it: :class:`ChunkSource` in, game batches out.
 
@@ -95,15 +44,18 @@ class ShufflingChunkPool(Stage):
     After the end of the input, the pool ends when ``passes`` passes over the window are complete, counted
     from the start of the run, or when ``reuse`` allows no further draw. Without a game it ends at once.
 
-    A state contains the names of the files of the window and the progress of the draws. When it is
-    loaded, the stage of the pipeline with a method ``read``, such as ``ChunkSourceLoader``, reads these files
-    again. Files that are missing or have changed are left out, with the numbers of their
-    games; the others are drawn as they would have been. A text file that has only grown counts as unchanged.
+    When a pass is complete, the shuffler is reset to the window of that time. The first reset is logged as a
+    warning, because from then on games are repeated; ``passes`` counts all.
 
-    The metrics are ``chunks`` and ``sources`` (in the window), ``lower`` and ``upper`` (numbers of the
-    window), ``entered`` and ``evicted`` (games in total), ``draws``, ``passes``, ``uses`` (draws per game
-    that entered), ``window_uses`` (draws per game in the window), ``allowed_draws`` (draws that ``reuse``
-    allows before the next game enters), and ``missing`` (files of a state).
+    A state contains the file and the hash of each game of the window and the progress of the draws. When it
+    is loaded, the stage of the pipeline with a method ``read``, such as ``ChunkSourceLoader``, reads these
+    files again. Files that are missing or no longer contain the games are left out, with the numbers of their
+    games; the others are drawn as they would have been.
+
+    The metrics are ``chunks`` and ``sources`` (in the window), ``entered`` and ``evicted`` (games in total,
+    so the numbers of the window are from ``evicted`` to below ``entered``), ``draws``, ``passes``, ``uses``
+    (draws per game that entered), ``allowed_draws`` (draws that ``reuse`` allows before the next game
+    enters), and ``missing`` (files of a state).
 
     Args:
         seed: Seed of the draws.
@@ -119,93 +71,68 @@ class ShufflingChunkPool(Stage):
         window_exponent: Exponent a, above 0 and at most 1. Default 0.75.
         window_slope: Factor b, above 0 and at most 1: just above ``window_start``, the window grows by this
             share of the new games. Default 0.4.
-        directory: Directory of the files of a state. With None (default), a state that names files cannot be
-            loaded.
 
     Raises:
         ConfigError: An option cannot be used.
     """
 
-    def __init__(
-        self,
-        *,
-        seed: int,
-        pool_size: int = 100_000,
-        game_batch_size: int = 256,
-        min_chunks: int = 1,
-        passes: int | None = None,
-        reuse: float | None = None,
-        window_start: int | None = None,
-        window_exponent: float = 0.75,
-        window_slope: float = 0.4,
-        directory: str | Path | None = None,
-    ) -> None:
+    seed: int
+    pool_size: int = 100_000
+    game_batch_size: int = 256
+    min_chunks: int = 1
+    passes: int | None = None
+    reuse: float | None = None
+    window_start: int | None = None
+    window_exponent: float = 0.75
+    window_slope: float = 0.4
+
+    consumes = "sources"
+    produces = "games"
+
+    def __post_init__(self) -> None:
         super().__init__(threads=2)
-        self.pool_size = check_count("pool_size", pool_size, 1)
-        self.game_batch_size = check_count("game_batch_size", game_batch_size, 1)
-        self.min_chunks = check_count("min_chunks", min_chunks, 1)
-        if self.min_chunks > self.pool_size:
-            raise ConfigError(
-                "min_chunks exceeds pool_size", found=min_chunks, expected=f"at most {pool_size}"
-            )
-        self.passes = None if passes is None else check_count("passes", passes, 1)
-        self.reuse = None if reuse is None else _check_number("reuse", reuse, math.inf)
-        self.window_start = (
-            self.pool_size if window_start is None else check_count("window_start", window_start, 1)
-        )
-        if self.window_start > self.pool_size:
-            raise ConfigError(
-                "window_start exceeds pool_size", found=window_start, expected=f"at most {pool_size}"
-            )
-        self.window_exponent = _check_number("window_exponent", window_exponent, 1)
-        self.window_slope = _check_number("window_slope", window_slope, 1)
-        self.directory = None if directory is None else Path(directory)
-        self._read_file: Callable[[FoundFile], ChunkSource] | None = None
-        self._move_tracker: _MoveTracker | None = None
-        self._window_lock = threading.Lock()
-        """Held while the attributes below are changed or read, but never during a wait."""
-        self._shuffler = StreamShuffler(seed)
-        self._files: list[_PooledFile] = []
-        self._first_numbers: list[int] = []
-        """``first`` of each file, for a binary search."""
+        check_fields(self, {"game_batch_size": 1, "min_chunks": 1, "passes": 1, "window_start": 1})
+        for name in ("min_chunks", "window_start"):
+            if (getattr(self, name) or 0) > self.pool_size:
+                raise ConfigError(f"{name} {getattr(self, name)} exceeds pool_size {self.pool_size}")
+        if self.reuse is not None:
+            check_number("reuse", self.reuse)
+        check_number("window_exponent", self.window_exponent, 1)
+        check_number("window_slope", self.window_slope, 1)
+        # The lock of the stage is held while these are changed or read, but never during a wait.
+        self._shuffler = StreamShuffler(self.seed)
+        self._chunks: list[Chunk | None] = []
+        """The games of the window, by their numbers. None for a game whose file was missing on resuming."""
         self._newest_file = ""
-        self._scanned = False
-        self._input_ended = False
+        self._is_scanned = False
+        self._has_input_ended = False
         self._missing: deque[tuple[str, str]] = deque(maxlen=NAMED_FILES)
-
-    def link_stages(self, stages: Sequence[Stage]) -> None:
-        """Find the stages that can read a file again and find a moved file."""
-        self._move_tracker = next((stage for stage in stages if isinstance(stage, _MoveTracker)), None)
-        self._read_file = next((stage.read for stage in stages if isinstance(stage, _FileReader)), None)
-
-    @property
-    def window(self) -> tuple[int, int]:
-        """Range of the numbers that can be drawn: (first, last plus 1)."""
-        with self._window_lock:
-            return self._shuffler.lower, self._shuffler.upper
 
     def work(self, worker: Worker) -> None:
         """Draw game batches in the first thread; receive sources in the second."""
         if worker.number == 0:
-            self._draw_games(worker)
-        else:
-            self._receive_sources(worker)
-
-    def _draw_games(self, worker: Worker) -> None:
-        while self.wait_for(worker, self._can_draw):
-            games = self._draw()
-            self.put(worker, [games] if games else [])
+            while self.wait_for(worker, self._can_draw):
+                games = self._draw()
+                self.put(worker, [games] if games else [])
+            return
+        while not self._has_input_ended:
+            try:
+                self._add_source(self.take(worker))
+            except InputEnded:
+                self._has_input_ended = True
+            self.coordinator.wake()  # the drawing thread
 
     def _can_draw(self) -> bool | None:
         """Return whether to draw more games; None if the thread has to wait.
 
         The window may contain numbers but no game, if all files of a state are missing.
         """
-        if self._input_ended:
+        # Without further input, waiting is of no use: the stage draws or ends.
+        if self._has_input_ended:
             is_complete = self.passes is not None and self._shuffler.passes >= self.passes
-            return bool(self._files) and not is_complete and self._allowed_draws() > 0
-        enough = self._scanned and len(self._shuffler) >= self.min_chunks
-        return True if enough and self._files and self._allowed_draws() > 0 else None
+            return any(self._chunks) and not is_complete and self._allowed_draws() > 0
+        enough = self._is_scanned and len(self._chunks) >= self.min_chunks
+        return True if enough and any(self._chunks) and self._allowed_draws() > 0 else None
 
     def _allowed_draws(self) -> float:
         """Return the number of draws that ``reuse`` allows before the next game enters; inf if all."""
@@ -215,7 +142,7 @@ class ShufflingChunkPool(Stage):
 
     def _window_size(self, entered: int) -> int:
         """Return the number of games in the window after ``entered`` games have entered."""
-        first = self.window_start
+        first = self.window_start or self.pool_size
         if entered <= first:
             return first
         growth = ((entered / first) ** self.window_exponent - 1) / self.window_exponent
@@ -223,175 +150,195 @@ class ShufflingChunkPool(Stage):
 
     def _draw(self) -> GameBatch:
         """Draw a game batch; it is empty if all games drawn are missing."""
-        with self._window_lock:
-            count = int(min(self.game_batch_size, self._allowed_draws()))
-            numbers = self._shuffler.draw(count).tolist()
-            found = (self._find(number) for number in numbers)
-            return tuple(chunk for chunk in found if chunk is not None)
+        with self._lock:
+            before = self._shuffler.passes
+            numbers = self._shuffler.draw(int(min(self.game_batch_size, self._allowed_draws())))
+            # The draw may end a pass, but does not move the window.
+            drawn = [self._chunks[index] for index in (numbers - self._shuffler.lower).tolist()]
+        # Once, at the end of the first pass, and not while other threads wait for the lock.
+        if before == 0 < self._shuffler.passes:
+            _LOG.warning("every game of the pool has been drawn; all of them are drawn again from now on")
+        return tuple(chunk for chunk in drawn if chunk is not None)
 
-    def _find(self, number: int) -> Chunk | None:
-        """Return the chunk with a number in the window; None if its file was missing at a restart."""
-        index = bisect_right(self._first_numbers, number) - 1
-        if index < 0:
-            return None
-        file = self._files[index]
-        offset = number - file.first
-        return file.chunks[offset] if offset < len(file.chunks) else None
-
-    def _receive_sources(self, worker: Worker) -> None:
-        try:
-            while True:
-                source = self.take(worker)
-                if source.file.path is None:
-                    self._scanned = True
-                else:
-                    self._add_source(source)
-                self.coordinator.change(lambda: None)  # wake the drawing thread
-        finally:
-            self._input_ended = True
-            self.coordinator.change(lambda: None)
-
-    def _add_source(self, source: ChunkSource) -> None:
+    def _add_source(self, source: ChunkSource | str) -> None:
         """Number the chunks of a source and add them to the window; evict old ones."""
-        first = self._shuffler.upper  # only this thread changes it
-        chunks = _numbered(source, first)
-        with self._window_lock:
-            self._newest_file = source.file.name
-            if chunks:
-                self._append(_PooledFile(source.file, first, chunks, self._shuffler.passes))
-                upper = first + len(chunks)
-                self._shuffler.extend(upper)
-                self._shuffler.cut(max(self._shuffler.lower, upper - self._window_size(upper)))
-                self._evict()
+        if isinstance(source, str):  # SCANNED
+            self._is_scanned = True
+            return
+        with self._lock:
+            self._newest_file = source.name
+            lower, upper = self._shuffler.lower, self._shuffler.upper
+            self._chunks += [
+                replace(chunk, number=upper + index) for index, chunk in enumerate(source.chunks)
+            ]
+            upper += len(source.chunks)
+            self._shuffler.extend(upper)
+            self._cut(max(lower, upper - self._window_size(upper)))
 
-    def _append(self, file: _PooledFile) -> None:
-        self._files.append(file)
-        self._first_numbers.append(file.first)
-
-    def _evict(self) -> None:
-        """Remove the files without a game in the window."""
-        count = 0
-        while count < len(self._files) and self._files[count].stop <= self._shuffler.lower:
-            count += 1
-        del self._files[:count]
-        del self._first_numbers[:count]
+    def _cut(self, lower: int) -> None:
+        """Move the start of the window up to a number."""
+        del self._chunks[: lower - self._shuffler.lower]
+        self._shuffler.cut(lower)
 
     def state(self) -> dict[str, Any]:
-        """Return the names of the files in the window and the progress of the draws."""
-        return {
-            "shuffler": self._shuffler.state(),
-            "scanned": self._scanned,
-            "newest": self._newest_file,
-            "sources": [file.state() for file in self._files],
-        }
+        """Return the progress of the draws, and what identifies the games in the window."""
+        # Not the games themselves, which would make the state as large as the pool.
+        games = [chunk and (chunk.source, chunk.index, chunk.game_hash) for chunk in self._chunks]
+        names = {"scanned": self._is_scanned, "newest": self._newest_file}
+        return {"shuffler": self._shuffler.state(), **names, "games": games}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state and read the files of its window again.
 
         Raises:
-            ConfigError: The state names files, but no stage can read them or no directory is given.
+            ConfigError: The state names files, but no stage can read them.
         """
         self._shuffler.load_state(state["shuffler"])
-        self._scanned = state["scanned"]
-        self._newest_file = state["newest"]
-        for *description, first, first_pass in state["sources"]:
-            source = self._reread(*description)
-            if source is not None:
-                self._append(_PooledFile(source.file, first, _numbered(source, first), first_pass))
-        if not self._files:  # skip the numbers of missing games, so that new ones are drawn at once
-            self._shuffler.cut(self._shuffler.upper)
-
-    def _reread(self, name: str, size: int, previous: int, count: int, digest: bytes) -> ChunkSource | None:
-        """Return the chunks that a state had of a file; None, noting the file as missing, if it has changed.
-
-        Args:
-            name: Name of the file.
-            size: Size of the file in the state, in bytes.
-            previous: Number of games in earlier readings of the file.
-            count: Number of games of the split in this reading.
-            digest: Digest of these games.
-        """
-        source = self._read_named(name, size, previous, count, digest)
-        if isinstance(source, str) and self._move_tracker is not None:
-            for later in self._move_tracker.find_moved(name):
-                moved = self._read_named(later, size, previous, count, digest)
-                source = source if isinstance(moved, str) else moved
-        if not isinstance(source, str):
-            return source
-        self.count("missing")
-        self._missing.append((printable(name), printable(source)))
-        return None
-
-    def _read_named(
-        self, name: str, size: int, previous: int, count: int, digest: bytes
-    ) -> ChunkSource | str:
-        """Return the chunks that a state had of the file with this name; or the reason why they are not
-        available.
-        """
-        if self._read_file is None or self.directory is None:
-            raise ConfigError(
-                "the files of a state cannot be read again",
-                found=name,
-                expected="a directory, and a stage with a method read, such as ChunkSourceLoader",
-            )
-        path = self.directory / name
-        progress = replace(NOTHING_READ, games=previous) if previous else None
-        try:
-            current_size = path.stat().st_size
-            source = self._read_file(FoundFile(path, name, current_size, progress))
-        except (InputError, OSError) as error:
-            return str(error)
-        has_grown = current_size > size and source.progress is not None
-        chunks = source.chunks[:count] if has_grown else source.chunks
-        same = len(chunks) == count and digest_games(chunks) == digest
-        if same and (has_grown or current_size == size):
-            return ChunkSource(FoundFile(path, name, size, progress), chunks)
-        games = f"{count:,} other games" if len(chunks) == count else f"{count:,}"
-        return f"{current_size:,} bytes and {len(source.chunks):,} games now, not {size:,} and {games}"
+        self._is_scanned, self._newest_file = state["scanned"], state["newest"]
+        self._chunks = [None] * len(state["games"])
+        games_of: dict[str, list[tuple[int, int, bytes]]] = {}
+        for offset, game in enumerate(state["games"]):
+            if game is not None:
+                games_of.setdefault(game[0], []).append((offset, game[1], game[2]))
+        reader: Any = next((stage for stage in self.stages if hasattr(stage, "read")), None)
+        if games_of and reader is None:
+            raise ConfigError("reading the files of a state needs a ChunkSourceLoader")
+        for name, games in games_of.items():
+            try:
+                chunks = {chunk.index: chunk for chunk in reader.read(name).chunks}
+                if any(index not in chunks or chunks[index].game_hash != known for _, index, known in games):
+                    raise InputError(f"it no longer has the same {len(games):,} games")
+            except (InputError, OSError) as error:
+                self.count("missing")
+                self._missing.append((printable(name), printable(str(error))))
+                continue
+            for offset, index, _ in games:
+                self._chunks[offset] = replace(chunks[index], number=self._shuffler.lower + offset)
+        if not any(self._chunks):  # skip the numbers of missing games, so that new ones are drawn at once
+            self._cut(self._shuffler.upper)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics that the class describes."""
-        with self._window_lock:
-            shuffler = self._shuffler
-            inside = [min(file.stop - shuffler.lower, len(file.chunks)) for file in self._files]
-            passes = [shuffler.passes - file.first_pass for file in self._files]
-            chunks = sum(inside)
-            drawn = sum(count * times for count, times in zip(inside, passes, strict=True))
-            drawn += len(shuffler) - shuffler.left
-            metrics = {
-                "chunks": chunks,
-                "sources": len(inside),
-                "lower": shuffler.lower,
-                "upper": shuffler.upper,
-                "entered": shuffler.upper,
-                "evicted": shuffler.lower,
-                "draws": shuffler.draws,
-                "passes": shuffler.passes,
-                "uses": shuffler.draws / max(shuffler.upper, 1),
-                "window_uses": drawn / max(chunks, 1),
-            }
-            if self.reuse is not None:
-                metrics["allowed_draws"] = self._allowed_draws()
-        return {**super().metrics(), **metrics}
+        with self._lock:
+            chunks, lower, upper = self._chunks[:], self._shuffler.lower, self._shuffler.upper
+            draws, passes = self._shuffler.draws, self._shuffler.passes
+            allowed = {} if self.reuse is None else {"allowed_draws": self._allowed_draws()}
+        # Outside the lock, since a large pool takes milliseconds.
+        sources = [chunk.source for chunk in chunks if chunk is not None]
+        found = {"chunks": len(sources), "sources": len({*sources}), "entered": upper, "evicted": lower}
+        found |= {"draws": draws, "passes": passes}
+        return {**super().metrics(), **found, "uses": draws / max(upper, 1), **allowed}
 
     def notes(self) -> dict[str, Any]:
         """Return the ``newest`` file received, and the last ``missing`` files: (name, reason)."""
         missing = {"missing": list(self._missing)} if self._missing else {}
         return {"newest": printable(self._newest_file), **missing}
 
+    def wait_reason(self) -> str | None:
+        """Return that too few games were received, or that all were drawn as often as ``reuse`` allows."""
+        found = self.metrics()
+        if 0 < found["chunks"] < self.min_chunks and not found["draws"]:
+            return f"the pool has {found['chunks']:,} games and waits for min_chunks = {self.min_chunks:,}"
+        if found["chunks"] and found.get("allowed_draws") == 0:
+            return (
+                f"each game was drawn {found['uses']:.2f} times (reuse = {self.reuse:g}); new ones are needed"
+            )
+        return None
 
-def _check_number(name: str, value: object, highest: float) -> float:
-    """Return a number above 0 and at most ``highest``.
 
-    Raises:
-        ConfigError: It is not.
+# --- draws from a range of numbers whose ends move ---------------------------------------------------------
+
+
+class StreamShuffler:
+    """Draws numbers of [``lower``, ``upper``) without repetition within a pass.
+
+    Each draw is uniform among the numbers of the range that the current pass has not drawn. Numbers that
+    enter the range join the current pass; numbers that leave it are not drawn again. When no number is left
+    to draw, the shuffler is reset: the next pass begins, over the range at that time.
+
+    The result of a draw depends on the seed, on the number of earlier draws, and on the numbers left. Memory
+    is one byte per number of the range. A call takes about one nanosecond per number of the range and one
+    microsecond per number drawn.
+
+    Args:
+        seed: Any integer.
+
+    Attributes:
+        lower: Start of the range.
+        draws: Numbers drawn so far.
+        passes: Completed passes.
     """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not (is_number and 0 < value <= highest and math.isfinite(value)):  # type: ignore[operator, arg-type]
-        upper = "" if highest == math.inf else f" and at most {highest:g}"
-        raise ConfigError(f"{name} cannot be used", found=repr(value), expected=f"a number above 0{upper}")
-    return float(value)  # type: ignore[arg-type]
+
+    def __init__(self, seed: int) -> None:
+        self._key = derive_key(check_seed(seed), "live", "draws")
+        self.lower = 0
+        self.draws = 0
+        self.passes = 0
+        self._undrawn: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+
+    @property
+    def upper(self) -> int:
+        """End of the range, exclusive."""
+        return self.lower + len(self._undrawn)
+
+    @property
+    def left(self) -> int:
+        """Number of numbers that the current pass has not drawn yet."""
+        return int(np.count_nonzero(self._undrawn))
+
+    def extend(self, upper: int) -> None:
+        """Move the end of the range up to ``upper`` (exclusive); the new numbers join the current pass."""
+        self._undrawn = np.append(self._undrawn, np.ones(upper - self.upper, np.bool_))
+
+    def cut(self, lower: int) -> None:
+        """Move the start of the range up to ``lower``; the numbers below are not drawn again."""
+        # A view would keep the memory of all numbers below.
+        self._undrawn = self._undrawn[lower - self.lower :].copy()
+        self.lower = lower
+        self._end_pass()
+
+    def draw(self, count: int) -> Int64Array:
+        """Return up to ``count`` numbers of the current pass, int64 (k,); fewer if the pass has fewer left.
+
+        All numbers of a call are from one pass. The result is empty only if the range is, or ``count`` is 0.
+        """
+        left = np.flatnonzero(self._undrawn)
+        count = min(count, len(left))
+        # By the number of the draw, so that a state needs no generator.
+        draws = uniform_draw(np.arange(self.draws, self.draws + count), self._key)
+        self.draws += count
+        indices = left[_distinct_indices(len(left), draws)]
+        self._undrawn[indices] = False
+        if count:
+            self._end_pass()
+        return indices + self.lower
+
+    def _end_pass(self) -> None:
+        if len(self._undrawn) and not self._undrawn.any():
+            self.passes += 1
+            self._undrawn[:] = True
+
+    def state(self) -> dict[str, Any]:
+        """Return the state to continue from."""
+        numbers = {"lower": self.lower, "draws": self.draws, "passes": self.passes}
+        return {**numbers, "undrawn": self._undrawn}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state of a shuffler with the same seed."""
+        self.lower, self.draws, self.passes = state["lower"], state["draws"], state["passes"]
+        self._undrawn = state["undrawn"]
 
 
-def _numbered(source: ChunkSource, first: int) -> list[Chunk]:
-    return [replace(chunk, number=number) for number, chunk in enumerate(source.chunks, first)]
+def _distinct_indices(size: int, draws: npt.NDArray[np.float64]) -> Int64Array:
+    """Return distinct indices below ``size``, one for each draw in [0, 1), in the order drawn.
+
+    This is a partial Fisher-Yates shuffle that stores only the array entries that differ from their index.
+    """
+    moved: dict[int, int] = {}
+    steps = np.arange(len(draws))
+    chosen = (steps + (draws * (size - steps)).astype(np.int64)).tolist()
+    result = []
+    for step, index in enumerate(chosen):
+        result.append(moved.get(index, index))
+        moved[index] = moved.get(step, step)
+    return np.array(result, dtype=np.int64)

@@ -5,30 +5,26 @@ Rows stay packed, in arrays that are allocated once. The stage does not use the 
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.checks import check_count
-from hexdata.errors import ConfigError, StoreError
-from hexdata.live.coordinator import Stopped
-from hexdata.live.stage import Stage, Worker
+from hexdata.live.stage import Transform, check_number
 from hexdata.order import Permutation, derive_key, uniform_draw
+from hexdata.schema import FULL_WEIGHT
 from hexdata.shards.blocks import Block, block_length, row_fields, slice_rows
 
-__all__ = ["Reservoir", "ShufflingFrameSampler"]
-
-Int64Array = npt.NDArray[np.int64]
-
-_SLOT: Final = "policy_slot"
-"""Field of held rows: index of the row's dense policy in ``_PolicyStore``."""
-_NO_POLICY: Final = -1
+_HAS_POLICY: Final = "has_policy"
+"""Field of held rows: whether the row has a dense policy."""
 _DRAIN_ROWS: Final = 4096
+"""Rows per block at the end of the input: as many as a few batches, and a small part of a reservoir."""
 
 
-class ShufflingFrameSampler(Stage):
+@dataclass(kw_only=True, eq=False)
+class ShufflingFrameSampler(Transform):
     """Mixes positions in a reservoir: blocks in, blocks out.
 
     The stage emits nothing until the reservoir holds ``prefill`` of its capacity. After that, each new
@@ -36,6 +32,9 @@ class ShufflingFrameSampler(Stage):
     the positions of a block are added and the other half are swapped. When the input closes, all remaining
     positions are emitted in random order. Each input position is emitted exactly once, even if the reservoir
     was never full.
+
+    Rows stay packed, in one array per field that is allocated when the first block arrives. Dense policies
+    and policy weights are held for all rows as soon as one block has them.
 
     The stage has one thread. The metrics are ``held`` and ``size`` (positions held and capacity), and the
     ``bytes`` of the reservoir.
@@ -49,55 +48,18 @@ class ShufflingFrameSampler(Stage):
         ConfigError: The capacity is below 1, or the share is not from 0 to 1.
     """
 
-    def __init__(self, *, seed: int, reservoir: int = 1_000_000, prefill: float = 1.0) -> None:
+    seed: int
+    reservoir: int = 1_000_000
+    prefill: float = 1.0
+
+    consumes = produces = "blocks"
+
+    def __post_init__(self) -> None:
         super().__init__()
-        share: object = prefill
-        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
-            raise ConfigError("prefill cannot be used", found=repr(share), expected="a number from 0 to 1")
-        size = check_count("reservoir", reservoir, 1)
-        self.reservoir = Reservoir(size, seed, min_filled=max(1, int(size * share)))
-
-    def work(self, worker: Worker) -> None:
-        """Swap until the input is closed, then drain in blocks, without a second copy of the reservoir."""
-        with suppress(Stopped):
-            while True:
-                self.put(worker, self.reservoir.swap(self.take(worker)))
-        while (block := self.reservoir.drain(_DRAIN_ROWS)) is not None:
-            self.put(worker, (block,))
-
-    def state(self) -> dict[str, Any]:
-        """Return the content of the reservoir."""
-        return self.reservoir.state()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the content of the reservoir."""
-        self.reservoir.load_state(state)
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of every stage, and the fill of the reservoir."""
-        held = {"held": self.reservoir.held, "size": self.reservoir.size, "bytes": self.reservoir.nbytes}
-        return {**super().metrics(), **held}
-
-
-class Reservoir:
-    """Rows of blocks, one array per field, allocated when the first block arrives. For a single thread.
-
-    Dense policies are stored in a separate array that grows on demand, so that only rows with one need the
-    memory. Each row holds the index of its policy in that array.
-
-    Args:
-        size: Capacity in rows.
-        seed: Seed of the draws.
-        min_filled: Number of rows held before any is returned, from 1 to ``size``.
-    """
-
-    def __init__(self, size: int, seed: int, min_filled: int) -> None:
-        self.size = size
-        self.min_filled = min_filled
-        self._key = derive_key(seed, "live", "reservoir")
-        self._seed = seed
+        self.min_filled = max(1, int(self.reservoir * check_number("prefill", self.prefill, 1, zero=True)))
+        """Number of rows held before any is emitted."""
+        self._key = derive_key(self.seed, "live", "reservoir")
         self._fields: Block = {}
-        self._policies = _PolicyStore()
         self._filled = 0
         self._swapped = 0
         self._drained = 0
@@ -107,70 +69,61 @@ class Reservoir:
         """Number of rows held."""
         return self._filled - self._drained
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the arrays in bytes."""
-        return sum(array.nbytes for array in self._fields.values()) + self._policies.nbytes
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of every stage, and the fill of the reservoir."""
+        size = sum(array.nbytes for array in self._fields.values())
+        return {**super().metrics(), "held": self.held, "size": self.reservoir, "bytes": size}
 
-    def swap(self, block: Block) -> list[Block]:
+    def wait_reason(self) -> str | None:
+        """Return that the reservoir is being filled."""
+        if not 0 < self.held < self.min_filled:
+            return None
+        return f"the reservoir has {self.held:,} of the {self.min_filled:,} positions before the first batch"
+
+    def process(self, item: Block) -> list[Block]:
         """Add the rows of a block; return the rows they replace as one block, or an empty list.
 
         Each row replaces one at an index drawn uniformly from the filled ones, or is added while the
         reservoir is not full.
-
-        Raises:
-            StoreError: The block has other fields than earlier ones.
         """
-        if self._drained:
-            self._compact()
-        if not self._fields:
-            self._fields = self._allocate(block, self.size)
-        self._check_fields(block)
-        rows = block_length(block)
+        if self._drained:  # a state from the end of the input, continued with new files
+            remaining = self._drain_order().slice(self._drained, self._filled)
+            for array in self._fields.values():
+                array[: len(remaining)] = array[remaining]
+            self._filled, self._drained = len(remaining), 0
+        rows = block_length(item)
+        # All rows are added until the reservoir may emit; then half of them, so that it grows while it emits.
         added = min(rows, max(0, self.min_filled - self._filled))
-        added += min(-(-(rows - added) // 2), self.size - self._filled - added)
-        self._append(slice_rows(block, 0, added))
-        return [self._exchange(slice_rows(block, added, rows))] if added < rows else []
+        added += min(-(-(rows - added) // 2), self.reservoir - self._filled - added)
+        self._append(slice_rows(item, 0, added))
+        return [self._exchange(slice_rows(item, added, rows))] if added < rows else []
 
-    def drain(self, count: int) -> Block | None:
-        """Remove and return up to ``count`` rows in random order; return None once the reservoir is empty."""
-        if not self.held:
-            return None
-        order = Permutation(self._filled, derive_key(self._seed, "live", "drain", self._swapped))
-        rows = order.slice(self._drained, min(self._drained + count, self._filled))
-        self._drained += len(rows)
-        drained = {name: array.take(rows, axis=0) for name, array in self._fields.items()}
-        self._fields[_SLOT][rows] = _NO_POLICY
-        return self._release(drained)
+    def finish(self) -> Iterator[Block]:
+        """Yield the rows block by block in random order, without a second copy of the reservoir."""
+        while self.held:
+            rows = self._drain_order().slice(self._drained, min(self._drained + _DRAIN_ROWS, self._filled))
+            # Before the yield, since rows that were returned must not be in a state.
+            self._drained += len(rows)
+            yield _rows_to_block({name: array.take(rows, axis=0) for name, array in self._fields.items()})
 
     def state(self) -> dict[str, Any]:
         """Return the rows and counts."""
-        rows = {name: array[: self._filled].copy() for name, array in self._fields.items()}
-        slots = rows.pop(_SLOT, np.zeros(0, np.int32))
-        with_policy = np.flatnonzero(slots != _NO_POLICY)
-        return {
-            "rows": rows,
-            "policy_row": with_policy,
-            "policy": self._policies.read(slots[with_policy]),
-            "filled": self._filled,
-            "swapped": self._swapped,
-            "drained": self._drained,
-        }
+        rows = _rows_to_block({name: array[: self._filled] for name, array in self._fields.items()})
+        return {"rows": rows, "swapped": self._swapped, "drained": self._drained}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore the rows and counts of a reservoir of this size."""
-        self._fields, self._policies, self._filled = {}, _PolicyStore(), 0
+        self._fields, self._filled = {}, 0
         if state["rows"]:
-            block: Block = dict(state["rows"])
-            if len(state["policy_row"]):
-                block |= {"policy": state["policy"], "policy_row": state["policy_row"]}
-            self._fields = self._allocate(block, self.size)
-            self._append(block)
+            self._append(state["rows"])
         self._swapped, self._drained = state["swapped"], state["drained"]
+
+    def _drain_order(self) -> Permutation:
+        return Permutation(self._filled, derive_key(self.seed, "live", "drain", self._swapped))
 
     def _append(self, block: Block) -> None:
         stop = self._filled + block_length(block)
-        for name, values in self._store_policies(block).items():
+        for name, values in self._block_to_rows(block).items():
             self._fields[name][self._filled : stop] = values
         self._filled = stop
 
@@ -184,86 +137,44 @@ class Reservoir:
         draws = uniform_draw(np.arange(self._swapped, self._swapped + count), self._key)
         indices = (draws * self._filled).astype(np.int64)
         self._swapped += count
+        # Stable, so that rows with the same index stay in the order in which they arrived.
         order = np.argsort(indices, kind="stable")
         repeated = indices[order[1:]] == indices[order[:-1]]
         later, earlier = order[1:][repeated], order[:-1][repeated]
         out: Block = {}
-        for name, values in self._store_policies(block).items():
+        for name, values in self._block_to_rows(block).items():
             held = self._fields[name]
             out[name] = held.take(indices, axis=0)
             out[name][later] = values[earlier]
             held[indices] = values  # for equal indices, NumPy keeps the last value
-        return self._release(out)
+        return _rows_to_block(out)
 
-    def _store_policies(self, block: Block) -> Block:
-        """Return the rows of a block as they are held: with the index of each dense policy."""
+    def _block_to_rows(self, block: Block) -> Block:
+        """Return the fields of a block, with one entry per row, and those that only the reservoir has."""
+        count = block_length(block)
         rows = {name: block[name] for name in row_fields(block)}
-        rows[_SLOT] = np.full(block_length(block), _NO_POLICY, np.int32)
         if "policy" in block:
-            rows[_SLOT][block["policy_row"]] = self._policies.add(block["policy"])
+            rows[_HAS_POLICY] = np.zeros(count, np.bool_)
+            rows[_HAS_POLICY][block["policy_row"]] = True
+            rows["policy"] = np.zeros((count, block["policy"].shape[1]), np.float32)
+            rows["policy"][block["policy_row"]] = block["policy"]
+        for name in rows.keys() - self._fields.keys():
+            self._fields[name] = _default_rows(name, self.reservoir, rows[name])
+        for name in self._fields.keys() - rows.keys():
+            rows[name] = _default_rows(name, count, self._fields[name])
         return rows
 
-    def _release(self, rows: Block) -> Block:
-        """Return held rows as a block, and free their policies."""
-        slots = rows.pop(_SLOT)
-        with_policy = np.flatnonzero(slots != _NO_POLICY)
-        if len(with_policy):
-            rows["policy"] = self._policies.read(slots[with_policy])
-            rows["policy_row"] = with_policy.astype(np.uint32)
-            self._policies.free(slots[with_policy])
-        return rows
 
-    def _compact(self) -> None:
-        """Move the rows left after a partial drain together."""
-        order = Permutation(self._filled, derive_key(self._seed, "live", "drain", self._swapped))
-        remaining = order.slice(self._drained, self._filled)
-        for array in self._fields.values():
-            array[: len(remaining)] = array[remaining]
-        self._filled, self._drained = len(remaining), 0
-
-    def _allocate(self, block: Block, rows: int) -> Block:
-        fields = {
-            name: np.empty((rows, *block[name].shape[1:]), block[name].dtype) for name in row_fields(block)
-        }
-        fields[_SLOT] = np.empty(rows, np.int32)
-        return fields
-
-    def _check_fields(self, block: Block) -> None:
-        expected = {
-            name: (array.dtype.str, array.shape[1:]) for name, array in self._fields.items() if name != _SLOT
-        }
-        found = {name: (block[name].dtype.str, block[name].shape[1:]) for name in row_fields(block)}
-        if found != expected:
-            raise StoreError("a block has other fields than earlier blocks", found=found, expected=expected)
+def _default_rows(name: str, count: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return rows without a policy, or with full weight. Memory of zeros is taken when it is written to."""
+    rows = np.zeros((count, *like.shape[1:]), like.dtype)
+    if name == "policy_weight":
+        rows[:] = FULL_WEIGHT
+    return rows
 
 
-class _PolicyStore:
-    """Dense policies (k, cells) at indices that stay fixed until freed. The array grows by doubling."""
-
-    def __init__(self) -> None:
-        self._store = np.empty((0, 0), np.float32)
-        self._free = np.empty(0, np.int32)
-
-    @property
-    def nbytes(self) -> int:
-        return self._store.nbytes
-
-    def add(self, policies: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
-        """Store policies (k, cells); return their indices, int32 (k,)."""
-        missing = len(policies) - len(self._free)
-        if missing > 0:
-            old = len(self._store)
-            new = np.empty((max(2 * old, old + missing), policies.shape[1]), np.float32)
-            if old:
-                new[:old] = self._store
-            self._store = new
-            self._free = np.concatenate((self._free, np.arange(old, len(new), dtype=np.int32)))
-        slots, self._free = self._free[: len(policies)], self._free[len(policies) :]
-        self._store[slots] = policies
-        return slots
-
-    def read(self, slots: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
-        return self._store[slots]
-
-    def free(self, slots: npt.NDArray[np.int32]) -> None:
-        self._free = np.concatenate((self._free, slots))
+def _rows_to_block(rows: Block) -> Block:
+    policies, has_policy = rows.pop("policy", None), rows.pop(_HAS_POLICY, None)
+    if policies is not None and has_policy is not None and has_policy.any():
+        rows |= {"policy": policies[has_policy], "policy_row": np.flatnonzero(has_policy).astype(np.uint32)}
+    return rows

@@ -1,315 +1,242 @@
-"""Extraction of the games of one file, as chunks, from the raw batches of a reader.
+"""Games of one file, as chunks: grouped, named and checked as in ``convert``.
 
-The games are grouped, named and checked. The whole file is held in memory. The caller opens the file, assigns
-splits, and handles bad files.
+The whole file is held in memory. A training shard, of blocks or of samples, is read as raw batches, from
+which games are extracted as from any other source; its manifest is not used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby, islice, pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from hexdata.board import BLUE, game_hash
+from hexdata.board import BLUE
 from hexdata.errors import FormatError, Reason
-from hexdata.games.convention import Convention, Votes, decide, votes_text
-from hexdata.games.evidence import SourceEvidence, with_findings
-from hexdata.games.find import EVIDENCE, GAMES, ROWS, Grouping, column, find_games, identity_hash
+from hexdata.formats import GAME_FORMATS
+from hexdata.formats.legacy.dialect import with_policy_weights
+from hexdata.formats.source import raw_batch
+from hexdata.games.convention import Convention, convert_values, decide, layout_convention, votes_text
+from hexdata.games.find import find_games, grouping_of, is_mixed, with_game_columns
 from hexdata.games.findings import (
     Finding,
-    count_game_votes,
-    find_positions,
-    findings_without_game,
+    column,
+    count_votes,
     flag_lists,
     flags_of,
-    game_findings,
-    with_played_moves,
+    has_bit,
+    players_of,
+    with_findings,
 )
-from hexdata.games.labels import players_of
 from hexdata.live.chunk import Chunk
-from hexdata.schema import NO_TIER
-from hexdata.shards.blocks import Block, columns_to_block, slice_rows
-from hexdata.store.originals import convert_values
+from hexdata.schema import FULL_WEIGHT, NO_MOVE, NO_TIER, SPLITS, is_legacy_format, is_target
+from hexdata.shards.block_check import check_block
+from hexdata.shards.blocks import (
+    Block,
+    columns_to_block,
+    members_to_block,
+    members_to_policies,
+    null_of,
+    slice_rows,
+)
+from hexdata.shards.format import read_blocks, samples_to_block
 
-__all__ = ["FileGames", "extract_games", "extract_trmph_games"]
-
-Array = npt.NDArray[Any]
-
-_IDS: Final = ("origin", "file_idx", "line_idx")
-
-
-@dataclass(frozen=True)
-class FileGames:
-    """Games of a file in file order, and the number of positions that belong to no known game."""
-
-    chunks: list[Chunk]
-    ungrouped: int
-
-
-def extract_trmph_games(name: str, batches: Sequence[pa.RecordBatch], board_size: int) -> FileGames:
-    """Return the games of a TRMPH file, as :func:`extract_games` would, in a fifth of the time.
-
-    The reader computes the positions from the moves, so the only check left is whether the chain on the last
-    board contradicts the winner.
-
-    Args:
-        name: Name of the file.
-        batches: All batches of the file from ``TrmphReader``; not empty.
-        board_size: Board size n.
-    """
-    table = pa.Table.from_batches(batches)
-    lines = column(table, "line_idx", -1)
-    bounds = np.append(np.flatnonzero(np.diff(lines, prepend=-1)), len(lines))
-    flags = flags_of(_find_at_rows(table, bounds[1:] - 1, board_size).astype(np.uint32), "blue-is-0")
-    moves = column(table, "move", 0).astype(np.uint16)
-    winners = column(table, "winner", -1)[bounds[:-1]].tolist()
-    codes = flag_lists(flags).to_pylist()
-    chunks = []
-    for index, (start, stop) in enumerate(pairwise(bounds.tolist())):
-        own = moves[start : stop - 1]
-        chunks.append(
-            Chunk(
-                board_size,
-                name,
-                index,
-                game_hash(own, board_size),
-                moves=own,
-                value=float(winners[index]),
-                flags=tuple(codes[index]),
-            )
-        )
-    return FileGames(chunks, 0)
-
-
-def _find_at_rows(table: pa.Table, rows: Array, board_size: int) -> npt.NDArray[np.uint16]:
-    return find_positions(_single_batch(table.take(pa.array(rows))), board_size)
+SHARD: Final = "shard"
+"""Format of a shard, beside those of ``formats``."""
 
 
 def extract_games(
     name: str,
     batches: Sequence[pa.RecordBatch],
     board_size: int,
-    *,
-    mixed: bool = False,
-    sure_ids: bool = False,
-    replayed: bool = False,
-    convention: Convention | None = None,
-    layout: Convention | None = None,
-    default: Convention | None = None,
-) -> FileGames:
-    """Return the games of a file, found and checked as in ``convert``.
+    kind: str,
+    header: Mapping[str, object],
+    default: Convention | None,
+) -> tuple[list[Chunk], int]:
+    """Return the games of a file, of all splits in file order, and the number of positions of no known game.
+
+    If the positions are from many files, only their ids group them, and an incomplete game is named by its
+    id.
 
     Args:
         name: Name of the file.
         batches: All positions of the file, ``raw_schema(board_size)``, in record order; not empty.
         board_size: Board size n.
-        mixed: True if the positions are from many files: only ids identify games, and an incomplete game is
-            named by its id. Default False.
-        sure_ids: True if each id belongs to one game. A legacy id may belong to several games; its positions
-            are left out if they differ in length or winner of the game, or repeat a ply. Default False.
-        replayed: Whether the reader made the boards from the moves; see ``game_findings``. Default False.
-        convention: Value convention, if known. Default None.
-        layout: Value convention with which the legacy tool wrote files of this layout. Default None.
-        default: Value convention if nothing else determines it. Default None.
+        kind: Format of the file: ``SHARD``, or that of a reader.
+        header: Header of the reader.
+        default: Value convention of a legacy file where nothing else determines it.
 
     Raises:
         FormatError: "value-sense": the values do not show whether 0 or 1 means that
             blue won; "shuffled-without-ids": the positions are mixed and have no ids.
     """
-    evidence = SourceEvidence()
-    raw = _single_batch(pa.Table.from_batches([with_findings(batch, board_size) for batch in batches]))
-    evidence.add(raw)
-    without_id = 0
-    grouping: Grouping = evidence.grouping()
-    if mixed:
-        if not evidence.with_id:
-            raise FormatError(
-                "the positions are shuffled and have no game ids, so they cannot be grouped into games",
-                code=Reason.SHUFFLED_WITHOUT_IDS,
-                path=name,
-                hint="Convert all files of this shuffle together.",
-            )
-        without_id = raw.num_rows - evidence.with_id
-        raw = _group_by_id(raw)
-        grouping = "ids"
-    rows, games = _games(raw, board_size, grouping)
-    tables = _Tables({"raw": raw, "rows": rows, "games": games})
-    findings = game_findings([tables], replayed=replayed)
-    if convention is None:
-        ballots = (
-            evidence.unflagged_votes if mixed else count_game_votes(findings, findings_without_game(tables))
-        )
-        convention = _convention(ballots, name, layout, default)
-    flags = flags_of(findings, convention)
-    table = _Positions.of(raw, rows, board_size, convention)
-    chunks, left_out = table.chunks(name, games, flag_lists(flags).to_pylist(), mixed, sure_ids or not mixed)
-    return FileGames(chunks, without_id + left_out + rows.column("game").null_count)
+    is_legacy, mixed = is_legacy_format(kind), kind == SHARD or is_mixed(kind, header)
+    if is_legacy:
+        batches = [with_policy_weights(batch) for batch in batches]
+    raw = pa.concat_batches([with_findings(batch, board_size) for batch in batches])
+    records, found = raw.num_rows, raw.column("findings").to_numpy()
+    with_id, with_ply = (records - raw.column(each).null_count for each in ("line_idx", "position_in_game"))
+    grouping = grouping_of(kind, mixed, with_id, with_ply)
+    if grouping == "chains":
+        reason = "the positions are shuffled and have no game ids, so they cannot be grouped into games"
+        hint = "Convert all files of this shuffle together."
+        raise FormatError(reason, code=Reason.SHUFFLED_WITHOUT_IDS, path=name, hint=hint)
+    if mixed:  # grouped by id; those without an id are left out
+        origin = raw.column("origin").dictionary_encode().indices.fill_null(-1).to_numpy()
+        line, file = column(raw, "line_idx", -1), column(raw, "file_idx", -1)
+        order = np.lexsort((line, file, origin))
+        raw = raw.take(pa.array(order[line[order] >= 0]))
+    parts = [*find_games([raw], board_size, grouping, replayed=kind in GAME_FORMATS)]
+    rows = pa.concat_tables([rows for _, rows, _ in parts]).combine_chunks().to_batches()[0]
+    games = pa.concat_tables([games for *_, games in parts])
+    raw = with_game_columns(raw, rows)
+    convention: Convention = "blue-is-0"
+    if is_legacy:  # only these have a value convention of their own
+        if not mixed:  # else each position has one vote, also those without an id
+            loose = column(rows, "game", -1) < 0
+            found = np.concatenate([games["findings"].to_numpy(), rows.column("findings").to_numpy()[loose]])
+        (votes,), layout = count_votes(found), layout_convention(header)
+        decided = decide(votes, layout, default)
+        if decided is None:
+            reason = "the value convention of the file cannot be determined"
+            hint = "If you know it, set value_convention."
+            raise FormatError(reason, Reason.VALUE_SENSE, votes_text(votes, layout), path=name, hint=hint)
+        convention = decided.convention
+    chunks = _make_chunks(name, raw, games, board_size, convention)
+    return chunks, records - raw.num_rows + rows.column("game").null_count
 
 
-def _convention(
-    ballots: Votes, name: str, layout: Convention | None, default: Convention | None
-) -> Convention:
-    decided = decide(ballots, layout, default)
-    if decided is None:
-        raise FormatError(
-            "the value convention of the file cannot be determined",
-            code=Reason.VALUE_SENSE,
-            path=name,
-            found=votes_text(ballots, layout),
-            expected="almost all votes for the same convention",
-            hint="If you know it, set value_convention.",
-        )
-    return decided.convention
+def _make_chunks(
+    name: str, raw: pa.RecordBatch, games: pa.Table, board_size: int, convention: Convention
+) -> list[Chunk]:
+    """Return the games as chunks: as moves where these and one value describe a game fully, else as a block.
+
+    ``raw`` has the columns of ``ROWS``, and ``games`` is ``GAMES``.
+    """
+    game, ply = column(raw, "game", -1), column(raw, "ply", -1)
+    order = np.lexsort((ply, game))
+    order = order[game[order] >= 0]
+    # Games are numbered from 0, so these are the first rows of each, and the end.
+    bounds = np.searchsorted(game[order], np.arange(games.num_rows + 1))
+    starts, sizes = bounds[:-1], np.diff(bounds)
+    raw = raw.take(pa.array(order))
+    # Both ids follow from the number of the game in the pool, when the game is drawn.
+    unused = pa.array(np.zeros(len(order), np.int64))
+    names = ["board", "move", "policy", "value_sample_tier"]
+    names += ["policy_weight"] * ("policy_weight" in raw.schema.names)
+    columns = {
+        **{each: raw.column(each) for each in names},
+        "game_id": unused,
+        "player_to_move": players_of(raw, board_size),
+        "position_id": unused,
+        "position_in_game": raw.column("ply"),
+        "total_positions": raw.column("total"),
+        "value": convert_values(column(raw, "value", np.nan), convention),
+    }
+    with_policy = raw.column("policy").null_count < len(order)
+    block = columns_to_block(pa.table(columns), with_policy, ["policy_weight"])
+    weight = block["policy_weight"]
+    if (weight == FULL_WEIGHT).all():
+        del block["policy_weight"]
+    block = members_to_block(block, board_size * board_size)
+
+    ply, total, value = (block[each] for each in ("position_in_game", "total_positions", "value"))
+    # Plain positions have exactly the fields that moves and one value give: blue begins, the plies are
+    # complete, the value is constant, only the last has no move, and no policy is of a search.
+    plain = (block["player_to_move"] == ply & 1) & (total == np.repeat(sizes, sizes))
+    plain &= (value == np.repeat(value[starts], sizes)) & (weight == FULL_WEIGHT)
+    plain &= (block["move"] == NO_MOVE) == (ply + 1 == total)
+    plain &= ~has_bit(column(raw, "findings", 0), Finding.OCCUPIED_MOVE)
+    plain[block.get("policy_row", [])] = False
+    # Only a game of which every ply was found has moves.
+    as_moves = games["moves"].is_valid().to_numpy()
+    as_moves &= (column(games, "first_player", -1) == BLUE) | (sizes == 1)
+    as_moves &= np.logical_and.reduceat(plain, starts)
+
+    chunks = []
+    hashes = games["game_hash"].to_pylist()
+    codes = flag_lists(flags_of(games["findings"].to_numpy(), convention)).to_pylist()
+    moves, tiers = block["move"].copy(), block["value_sample_tier"].copy()
+    for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
+        content: dict[str, Any]
+        if as_moves[number]:
+            own = tiers[start:stop]
+            content = {"moves": moves[start : stop - 1], "value": float(value[start])}
+            content |= {"tiers": own if (own != NO_TIER).any() else None}
+        else:  # a copy, so that the game does not keep the arrays of the whole file
+            rows = slice_rows(block, start, stop)
+            content = {"block": {each: array.copy() for each, array in rows.items()}}
+        flags = tuple(codes[number])
+        chunks.append(Chunk(board_size, name, number, hashes[number], flags=flags, **content))
+    return chunks
 
 
-def _single_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return a table as one batch."""
-    batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
+# --- shards -------------------------------------------------------------------------------------------
+
+_SAMPLES: Final = 4096
+"""Number of samples that are combined into one block."""
+# Both columns are int32, whose numbers from 0 have 31 bits.
+_LINE_BITS: Final = 31
 
 
-def _group_by_id(raw: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the positions that have an id, grouped by id and sorted by ply."""
-    origin = raw.column("origin").dictionary_encode().indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    line, file, ply = (column(raw, key, -1) for key in ("line_idx", "file_idx", "position_in_game"))
-    order = np.lexsort((ply, line, file, origin))
-    return raw.take(pa.array(order[line[order] >= 0]))
+def looks_like_shard(path: Path) -> bool:
+    """Return whether a file is a tar archive, as every shard is.
+
+    Raises:
+        OSError: The file cannot be opened.
+    """
+    with path.open("rb") as file:
+        return file.read(262)[257:] == b"ustar"  # the field of a tar header that identifies it
 
 
-def _games(raw: pa.RecordBatch, board_size: int, grouping: Grouping) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-    """Return the tables ``ROWS`` and ``GAMES`` of all positions."""
-    found = list(find_games([raw.select(EVIDENCE)], board_size, grouping))
-    rows = pa.concat_tables([ROWS.empty_table(), *(rows for rows, _ in found)])
-    games = pa.concat_tables([GAMES.empty_table(), *(games for _, games in found)])
-    return _single_batch(rows), _single_batch(games)
+def shard_split(name: str) -> str | None:
+    """Return the split in a shard's name, as in ``val-000003.tar``; None if the name is not of that form."""
+    match = re.fullmatch(rf"({'|'.join(SPLITS)})-\d{{6,}}\.tar", name.rpartition("/")[2])
+    return match and match[1]
 
 
-@dataclass(frozen=True)
-class _Tables:
-    """Tables in memory, with the interface of a spool."""
+def shard_batches(path: Path) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (board size, positions as ``raw_schema``) for each part of a shard, with values in the store's
+    convention.
 
-    tables: dict[str, pa.RecordBatch]
+    The ``game_id`` is stored in ``file_idx`` (the bits above 31) and ``line_idx``.
 
-    def batches(self, table: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        batch = self.tables[table]
-        yield batch.select(columns) if columns else batch
-
-
-@dataclass(frozen=True)
-class _Positions:
-    """Positions of known games as columns (N,), grouped by game and sorted by ply."""
-
-    board_size: int
-    raw: pa.RecordBatch
-    game: Array
-    ply: Array
-    total: Array
-    player: Array
-    value: npt.NDArray[np.float32]
-
-    @classmethod
-    def of(
-        cls, raw: pa.RecordBatch, rows: pa.RecordBatch, board_size: int, convention: Convention
-    ) -> _Positions:
-        game, ply = column(rows, "game", -1), column(rows, "ply", -1)
-        order = np.lexsort((ply, game))
-        order = order[game[order] >= 0]
-        taken = pa.array(order)
-        rows = rows.take(taken)
-        raw = with_played_moves(raw.take(taken), rows)
-        player = players_of(raw, rows, board_size).to_numpy(zero_copy_only=False)
-        value = convert_values(column(raw, "value", np.nan), convention).astype(np.float32)
-        return cls(board_size, raw, game[order], ply[order], column(rows, "total", -1), player, value)
-
-    def chunks(
-        self, name: str, games: pa.RecordBatch, codes: list[list[str]], mixed: bool, sure_ids: bool
-    ) -> tuple[list[Chunk], int]:
-        """Return the games as chunks, and the number of positions whose ids do not identify a game."""
-        bounds = np.searchsorted(self.game, np.arange(games.num_rows + 1))
-        as_moves = self._as_moves(games, bounds)
-        moves = column(self.raw, "move", 0).astype(np.uint16)
-        tiers = column(self.raw, "value_sample_tier", NO_TIER).astype(np.uint8)
-        hashes = games.column("game_hash").to_pylist()
-        complete = games.column("moves").is_valid().to_pylist()
-        winners = column(self.raw, "winner", -1)
-        blocks = self._blocks(bounds, ~as_moves)
-        chunks: list[Chunk] = []
-        left_out = 0
-        for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-            if not (sure_ids or self._is_one_game(start, stop, winners[start:stop])):
-                left_out += stop - start
-                continue
-            content: dict[str, Any] = {"block": blocks.get(number)}
-            if as_moves[number]:
-                own = tiers[start:stop]
-                content = {
-                    "moves": moves[start : stop - 1],
-                    "value": float(self.value[start]),
-                    "tiers": own if (own != NO_TIER).any() else None,
-                }
-            identity = hashes[number]
-            if mixed and not complete[number]:
-                identity = self._identity_hash(start)
-            flags = tuple(codes[number])
-            chunks.append(Chunk(self.board_size, name, len(chunks), identity, flags=flags, **content))
-        return chunks, left_out
-
-    def _as_moves(self, games: pa.RecordBatch, bounds: Array) -> npt.NDArray[np.bool_]:
-        """Return which games are fully described by their moves and one value: bool (G,)."""
-        if not games.num_rows:
-            return np.zeros(0, np.bool_)
-        starts, sizes = bounds[:-1], np.diff(bounds)
-        last = self.ply + 1 == self.total
-        occupied = column(self.raw, "findings", 0) & int(Finding.OCCUPIED_MOVE) != 0
-        plain = (self.player == self.ply & 1) & (self.total == np.repeat(sizes, sizes)) & ~occupied
-        plain &= self.value == np.repeat(self.value[starts], sizes)
-        plain &= self.raw.column("move").is_null().to_numpy(zero_copy_only=False) == last
-        plain &= self.raw.column("policy").is_null().to_numpy(zero_copy_only=False)
-        whole = games.column("moves").is_valid().to_numpy(zero_copy_only=False)
-        blue_starts = (column(games, "first_player", -1) == BLUE) | (sizes == 1)
-        as_moves: npt.NDArray[np.bool_] = whole & blue_starts & np.logical_and.reduceat(plain, starts)
-        return as_moves
-
-    def _blocks(self, bounds: Array, selected: npt.NDArray[np.bool_]) -> dict[int, Block]:
-        """Return the blocks of the selected games, by game number."""
-        if not selected.any():
-            return {}
-        sizes = np.diff(bounds)
-        rows = np.flatnonzero(np.repeat(selected, sizes))
-        raw = self.raw.take(pa.array(rows))
-        unused = pa.array(np.zeros(len(rows), np.int64))
-        ply, total = self.ply[rows], self.total[rows]
+    Raises:
+        FormatError: "broken-shard": the shard is truncated or damaged, or was not written by hexdata.
+        OSError: The file cannot be read.
+    """
+    record = 0
+    for key, block in _blocks(path):
+        size, length, game = check_block(block, path, key), len(block["move"]), block["game_id"]
+        targets = [name for name in block if is_target(name)]
         columns = {
-            "board": raw.column("board"),
-            "game_id": unused,
-            "move": raw.column("move"),
-            "player_to_move": pa.array(self.player[rows]),
-            "policy": raw.column("policy"),
-            "position_id": unused,
-            "position_in_game": pa.array(ply, mask=ply < 0),
-            "total_positions": pa.array(total, mask=total < 0),
-            "value": pa.array(self.value[rows]),
-            "value_sample_tier": raw.column("value_sample_tier"),
+            "record": np.arange(record, record + length),
+            "value": block["value"].astype(np.float64),
+            "player_to_move": block["player_to_move"],
+            "file_idx": pa.array(game >> _LINE_BITS, mask=game < 0),
+            "line_idx": pa.array(game & (1 << _LINE_BITS) - 1, mask=game < 0),
         }
-        dense = raw.column("policy").null_count < len(rows)
-        block = columns_to_block(pa.table(columns), with_policy=dense)
-        numbers = np.flatnonzero(selected).tolist()
-        block_bounds = np.append(0, np.cumsum(sizes[selected])).tolist()
-        return {
-            number: slice_rows(block, start, stop)
-            for number, (start, stop) in zip(numbers, pairwise(block_bounds), strict=True)
-        }
+        if "policy_row" in block:
+            has_policy = np.isin(np.arange(length), block["policy_row"])
+            columns["policy"] = members_to_policies(block).to_arrow(has_policy)
+        # The numbers that represent null become nulls again, as in the batches of other formats.
+        for name in ("move", "position_in_game", "total_positions", "value_sample_tier", *targets):
+            null = null_of(name)
+            is_null = np.isnan(block[name]) if np.isnan(null) else block[name] == null
+            columns[name] = pa.array(block[name], mask=is_null)
+        yield size, raw_batch(size, targets, block["board"], columns)
+        record += length
 
-    def _is_one_game(self, start: int, stop: int, winner: Array) -> bool:
-        """Return whether the positions of one id agree on length and winner of the game and repeat no ply."""
-        same = (self.total[start:stop] == self.total[start]).all() and (winner == winner[0]).all()
-        return bool(same and (np.diff(self.ply[start:stop]) > 0).all())
 
-    def _identity_hash(self, row: int) -> bytes:
-        origin, file_idx, line_idx = (self.raw.column(name)[row].as_py() for name in _IDS)
-        return identity_hash(origin, file_idx, line_idx, self.board_size)
+def _blocks(path: Path) -> Iterator[tuple[str, Block]]:
+    """Yield blocks with their keys. Samples, the arrays of one position each, are combined into blocks."""
+    members = ((key, block) for key, block, _ in read_blocks(path))
+    for is_sample, group in groupby(members, lambda member: np.ndim(member[1].get("move", [])) == 0):
+        if not is_sample:
+            yield from group
+        while samples := [*islice(group, _SAMPLES)]:
+            yield samples[0][0], samples_to_block(samples, path)

@@ -1,29 +1,183 @@
-"""Base classes of the stages of a live pipeline: queues, threads, counts and an orderly end.
+"""Framework of the stages of a live pipeline: queues, threads, waiting, counts and an orderly end.
 
-A new stage is a subclass with ``process``; or with ``work``, if it does more than turn each item into others.
+A new stage is a subclass of ``Transform`` with ``process``; or of ``Stage`` with ``work``, if it does more
+than turn each item into others. All queues of a pipeline share one lock. Each item contains many games or
+positions, so the lock is taken only a few thousand times per second.
 """
 
 from __future__ import annotations
 
+import math
+import os
+import pkgutil
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from hexdata.checks import check_count
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.live.coordinator import Coordinator, Stopped
-from hexdata.live.queue import Queue
-
-__all__ = ["Stage", "Transform", "Worker", "check_seconds"]
+from hexdata.live.chunk import SCANNED, KnownFile
 
 Result = TypeVar("Result")
 
-_JOIN_SECONDS: Final = 30.0
-"""Seconds that :meth:`Stage.join` waits. A slow disk may delay a thread that has to end."""
+Overflow = Literal["block", "drop-new", "keep-newest"]
+"""Action of a full queue: the producer waits ("block"), the new item is dropped ("drop-new"), or the oldest
+item is dropped ("keep-newest")."""
+
+
+class Stopped(Exception):  # noqa: N818 - ends a thread, reports no error
+    """Raised in a waiting thread when the pipeline has stopped or a queue is closed; the thread then ends."""
+
+
+class InputEnded(Stopped):
+    """Raised when a queue is closed and empty."""
+
+
+class Coordinator:
+    """What the threads of a pipeline share: lock, stop signal, warnings, and the known files."""
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        """Set when the pipeline stops for any reason. Long work checks it."""
+        self.suspended = False
+        """True while the stages end their threads to be started again."""
+        self.error: BaseException | None = None
+        """First error that a stage raised, for the trainer."""
+        self.warnings: deque[str] = deque()
+        """Warnings of stages; the trainer's thread issues them when it takes the next item."""
+        self.files: dict[str, KnownFile] = {}
+        """Known files by name, in the order in which they were found. Part of the state of the pipeline."""
+        # Acquired directly: Ctrl-C in the Python code of a condition could leave the lock held.
+        self._lock = threading.RLock()
+        self._conditions: list[threading.Condition] = []
+        self._changed = self.new_condition()
+        self._process_id = os.getpid()
+
+    @property
+    def in_fork(self) -> bool:
+        """True in a fork of the process, which has no such threads and may find the lock held forever."""
+        return os.getpid() != self._process_id
+
+    def new_condition(self) -> threading.Condition:
+        """Return a condition on the shared lock, so that a change wakes only the threads it concerns."""
+        self._conditions.append(threading.Condition(self._lock))
+        return self._conditions[-1]
+
+    def wake(self) -> None:
+        """Let all waiting threads try again."""
+        with self._lock:
+            for condition in self._conditions:
+                condition.notify_all()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Stop the pipeline: threads that wait, now or later, get :class:`Stopped`."""
+        if self.in_fork:
+            return
+        with self._lock:
+            # Only the first error is kept, since later ones are often its consequences.
+            if not self.stopping.is_set():
+                self.error = error
+            self.stopping.set()
+            self.wake()
+
+    def wait_for(
+        self,
+        attempt: Callable[[], Result | None],
+        timeout: float | None = None,
+        condition: threading.Condition | None = None,
+        *,
+        is_stage: bool = True,
+    ) -> Result | None:
+        """Wait until ``attempt()`` returns something other than None, and return that.
+
+        Args:
+            attempt: Function that takes or puts an item if it can. It runs under the lock and must not wait.
+            timeout: Seconds after which None is returned. None (default) for no limit.
+            condition: Condition that is notified when another attempt may succeed. By default, :meth:`wake`
+                notifies.
+            is_stage: False for the thread of the trainer, which is never suspended. Default True.
+
+        Raises:
+            Stopped: The pipeline has stopped or is suspended, or ``attempt`` raised it.
+        """
+        result: Result | None = None
+
+        def is_ready() -> bool:
+            nonlocal result
+            if self.stopping.is_set() or (self.suspended and is_stage):
+                raise Stopped
+            result = attempt()
+            return result is not None
+
+        with self._lock:
+            (condition or self._changed).wait_for(is_ready, timeout)
+        return result
+
+
+class Queue:
+    """Queue of at most ``capacity`` items, for any number of producers and consumers.
+
+    ``SCANNED`` is never dropped, because a stage may wait for it. ``accepted`` and ``dropped`` count items
+    since the start.
+    """
+
+    def __init__(self, coordinator: Coordinator, capacity: int, overflow: Overflow = "block") -> None:
+        self.capacity = capacity
+        self.overflow = overflow
+        self.accepted = 0
+        self.dropped = 0
+        self.items: deque[Any] = deque()
+        """Items in the queue, oldest first. Only the methods change it, except before the start."""
+        self.changed = coordinator.new_condition()
+        """Notified after each change. Only the producers and consumers of this queue wait for it."""
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Close the queue: its producers have ended. Consumers can still take the remaining items."""
+        with self.changed:
+            self._is_closed = True
+            self.changed.notify_all()
+
+    def accept(self, item: Any) -> bool | None:
+        """Append an item without waiting; return None if the producer has to wait. Needs the lock."""
+        if len(self.items) >= self.capacity and not _is_marker(item):
+            if self.overflow == "block":
+                return None
+            self.dropped += 1
+            # There is only one marker, so the item after it is the oldest that can be dropped.
+            oldest = int(_is_marker(self.items[0]))
+            if self.overflow == "drop-new" or oldest == len(self.items):
+                return True
+            del self.items[oldest]
+        self.items.append(item)
+        self.accepted += 1
+        # All, since producers and consumers wait for one condition; one call could wake the wrong thread.
+        self.changed.notify_all()
+        return True
+
+    def pop(self) -> Any:
+        """Remove and return the oldest item without waiting; None if the consumer has to wait.
+
+        The caller holds the lock.
+
+        Raises:
+            InputEnded: The queue is closed and empty.
+        """
+        if self.items:
+            self.changed.notify_all()
+            return self.items.popleft()
+        if self._is_closed:
+            raise InputEnded
+        return None
+
+
+def _is_marker(item: object) -> bool:
+    return isinstance(item, str) and item == SCANNED
 
 
 @dataclass
@@ -35,14 +189,17 @@ class Worker:
     busy_since: float | None = None
     """Time of ``time.monotonic`` at which the current work began; None while the thread is idle."""
     busy_seconds: float = 0.0
+    thread: threading.Thread | None = None
+    has_ended: bool = False
+    """True once the input is processed, so that the thread is not started again."""
 
 
 class Stage(ABC):
     """One step of a pipeline, which runs on its own threads.
 
-    A stage is created from its options, connected to its queues, and started. It ends when its input is
-    closed and processed (then it closes its output), when the pipeline stops, or with an error, which stops
-    the pipeline and is raised in the trainer.
+    A stage is created from its options and started by the pipeline. It ends when its input is closed and
+    processed (then it closes its output), when the pipeline stops, or with an error, which stops the pipeline
+    and is raised in the trainer.
 
     Args:
         threads: Number of worker threads, at least 1. Default 1.
@@ -50,52 +207,35 @@ class Stage(ABC):
 
     first: ClassVar[bool] = False
     """True for a stage that begins a pipeline and has no input."""
+    consumes: ClassVar[str | None] = None
+    produces: ClassVar[str | None] = None
+    """Types of the items that the stage takes and puts: "files", "sources", "games", "blocks" or "batches".
+    None is not checked."""
+    kept: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that are the state of the stage, unless it has its own :meth:`state`."""
+
+    source: Queue | None = None
+    """Queue before the stage; None for the first one. The pipeline sets it, as it does ``sink``."""
+    stages: Sequence[Stage] = ()
+    """All stages of the pipeline, in order."""
 
     def __init__(self, *, threads: int = 1) -> None:
         self.name = type(self).__name__
         self.workers = [Worker(number) for number in range(check_count("threads", threads, 1))]
         self.counts: dict[str, int] = {}
         """Counts of the stage for monitoring, besides those of its queues: bad files, rejected games …"""
+        self.coordinator = Coordinator()  # replaced by that of the pipeline
+        self.sink = Queue(self.coordinator, 1)
         self._lock = threading.Lock()
-        self._running_workers = len(self.workers)
-        self._threads: list[threading.Thread] = []
-
-    def connect(self, coordinator: Coordinator, source: Queue[Any] | None, sink: Queue[Any]) -> None:
-        """Connect the stage to its queues; ``source`` is None for the first stage."""
-        self.coordinator = coordinator
-        self.source = source
-        self.sink = sink
-
-    def link_stages(self, stages: Sequence[Stage]) -> None:  # noqa: B027 - a hook
-        """Receive all stages of the pipeline, in order, after they are connected."""
-
-    def start(self) -> None:
-        """Start the threads."""
-        for worker in self.workers:
-            self.start_thread(str(worker.number), self._run, worker)
-
-    def start_thread(self, name: str, target: Callable[..., None], *arguments: Any) -> None:
-        """Start a thread that :meth:`join` waits for.
-
-        A thread that is not a worker is never counted as busy. It has to end when ``coordinator.stopping`` is
-        set, pass its findings to the workers with ``coordinator.change``, and pass its errors to
-        ``coordinator.stop``.
-        """
-        thread = threading.Thread(target=target, args=arguments, name=f"{self.name}-{name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
-
-    def join(self) -> list[str]:
-        """Wait for the threads for up to 30 seconds; return the names of those that have not ended."""
-        deadline = time.monotonic() + _JOIN_SECONDS
-        for thread in self._threads:
-            if thread.ident is not None:  # else it could not be started
-                thread.join(max(0.0, deadline - time.monotonic()))
-        return [thread.name for thread in self._threads if thread.is_alive()]
+        """Held while threads change the counts or other attributes of the stage, never during a wait."""
 
     @abstractmethod
     def work(self, worker: Worker) -> None:
         """Do the work of one thread: take, process and put items until the input ends.
+
+        To read the state of a pipeline, its threads are suspended: they get ``Stopped`` at the next wait, and
+        ``work`` is called again afterwards. Between two waits, everything that is needed to continue has to
+        be in attributes.
 
         Raises:
             Stopped: A queue raised it; the thread ends.
@@ -103,25 +243,24 @@ class Stage(ABC):
 
     def finish(self) -> Iterable[Any]:
         """Return the items that the stage still holds. The last thread calls this once the input is
-        processed.
-
-        The returned items are no longer part of :meth:`state`: they are in ``Worker.pending``.
+        processed. Items that were returned, or yielded by an iterator, must not be in :meth:`state`.
         """
         return ()
 
     def state(self) -> dict[str, Any]:
         """Return the state that the stage needs to continue: plain values, ``bytes`` and NumPy arrays.
 
-        The pipeline is paused. The pipeline saves the pending outputs of the workers itself.
+        No thread of the pipeline runs. The pipeline saves the pending outputs of the workers itself.
         """
-        return {}
+        return {name: getattr(self, name) for name in self.kept}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state. The stage is connected and not started."""
-        assert not state, f"{self.name} has no state"
+        """Restore a state, before the stage is started."""
+        for name in self.kept:  # no other attribute, whatever is in a state
+            setattr(self, name, state[name])
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics: ``counts``, threads, busy threads, and seconds of work.
+        """Return the metrics: of the queue behind the stage, the threads and their work, and ``counts``.
 
         This may be called while the stage is working.
         """
@@ -129,11 +268,17 @@ class Stage(ABC):
         starts = [worker.busy_since for worker in self.workers]
         busy = [now - start for start in starts if start is not None]
         seconds = sum(worker.busy_seconds for worker in self.workers) + sum(busy)
-        return {"threads": len(starts), "busy": len(busy), "busy_seconds": seconds, **self.counts}
+        found = {"out": self.sink.accepted, "dropped": self.sink.dropped}
+        found |= {"queued": len(self.sink.items), "capacity": self.sink.capacity}
+        return {**found, "threads": len(starts), "busy": len(busy), "busy_seconds": seconds, **self.counts}
 
     def notes(self) -> dict[str, Any]:
         """Return text for people, such as names of bad files and reasons; it can be stored as JSON."""
         return {}
+
+    def wait_reason(self) -> str | None:
+        """Return why the stage emits nothing and what changes it, as text; None if nothing shows a reason."""
+        return None
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to one of the ``counts``. Any thread may call this."""
@@ -147,7 +292,7 @@ class Stage(ABC):
             Stopped: The input has ended, or the pipeline has stopped.
         """
         assert self.source is not None
-        return self.wait_for(worker, self.source.pop, timeout, self.source.filled)
+        return self.wait_for(worker, self.source.pop, timeout, self.source.changed)
 
     def wait_for(
         self,
@@ -163,7 +308,9 @@ class Stage(ABC):
         Raises:
             Stopped: The pipeline has stopped, or ``attempt`` raised it.
         """
-        self._set_idle(worker)
+        if worker.busy_since is not None:
+            worker.busy_seconds += time.monotonic() - worker.busy_since
+            worker.busy_since = None
         result = self.coordinator.wait_for(attempt, timeout, condition)
         worker.busy_since = time.monotonic()
         return result
@@ -174,61 +321,42 @@ class Stage(ABC):
         Raises:
             Stopped: The pipeline has stopped.
         """
+
+        def put_first() -> bool | None:  # the item is always in exactly one of the two
+            accepted = self.sink.accept(worker.pending[0])
+            if accepted:
+                worker.pending.popleft()
+            return accepted
+
         worker.pending.extend(items)
         while worker.pending:
-            self.wait_for(worker, lambda: self._put_first(worker), condition=self.sink.emptied)
+            self.wait_for(worker, put_first, condition=self.sink.changed)
 
-    def _put_first(self, worker: Worker) -> bool | None:
-        """Move the first pending output to the queue; it is always in exactly one of the two."""
-        accepted = self.sink.accept(worker.pending[0])
-        if accepted:
-            worker.pending.popleft()
-        return accepted
-
-    def _set_idle(self, worker: Worker) -> None:
-        if worker.busy_since is not None:
-            worker.busy_seconds += time.monotonic() - worker.busy_since
-            worker.busy_since = None
-
-    def _run(self, worker: Worker) -> None:
-        with self.coordinator.working():
-            try:
-                self._work_and_finish(worker)
-            except StopIteration as error:  # in the trainer's thread it would end the batches
-                raise HexdataError(f"{self.name} raised StopIteration") from error
-            finally:
-                self._set_idle(worker)
-
-    def _work_and_finish(self, worker: Worker) -> None:
+    def run(self, worker: Worker) -> None:
+        """Run one thread: the work, and in the last thread the end of the stage."""
         try:
-            self.put(worker, ())  # outputs of a loaded state
-            self.work(worker)
+            with suppress(InputEnded):
+                self.put(worker, ())  # outputs from before the suspension, or of a loaded state
+                self.work(worker)
+            with self._lock:
+                worker.has_ended = True
+                is_last = all(each.has_ended for each in self.workers)
+            # After all threads have put their outputs: to consumers, a closed queue is the end of the input.
+            if is_last:
+                items = self.finish()
+                if isinstance(items, Iterator):  # those not returned yet are in the state of the stage
+                    for item in items:
+                        self.put(worker, (item,))
+                self.put(worker, items)
+                self.sink.close()
         except Stopped:
-            pass
-        if self._end_worker() and not self.coordinator.stopping.is_set():
-            self.put(worker, self.finish())
-            self.sink.close()
-
-    def _end_worker(self) -> bool:
-        with self._lock:
-            self._running_workers -= 1
-            return self._running_workers == 0
-
-
-def check_seconds(name: str, value: Any, most: float = threading.TIMEOUT_MAX) -> float:
-    """Return a number of seconds as a float.
-
-    Args:
-        name: Name of the option, for the message.
-        value: Value to check.
-        most: Largest allowed value. Default: the longest wait that Python supports.
-
-    Raises:
-        ConfigError: The value is not a number above 0 and at most ``most``.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= most:
-        raise ConfigError(f"{name} cannot be used", found=repr(value), expected="seconds, above 0")
-    return float(value)
+            worker.has_ended = False  # if it was suspended in the last put
+        except StopIteration:  # in the trainer's thread it would end the batches
+            self.coordinator.stop(HexdataError(f"{self.name} raised StopIteration"))
+        except BaseException as error:  # noqa: BLE001 - the trainer raises it
+            self.coordinator.stop(error)
+        finally:
+            worker.busy_since = None
 
 
 class Transform(Stage):
@@ -243,3 +371,28 @@ class Transform(Stage):
         while True:
             item = self.take(worker)
             self.put(worker, self.process(item))
+
+
+def check_number(name: str, value: Any, most: float = math.inf, *, zero: bool = False) -> float:
+    """Return an option as a float; ``zero`` allows 0.
+
+    Raises:
+        ConfigError: The value is not a finite number, is not above 0, or is above ``most``.
+    """
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or not (value > 0 or (zero and value == 0)) or value > most:
+        expected = f"a number {'from' if zero else 'above'} 0" + ("" if most == math.inf else f" to {most:g}")
+        raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
+    return float(value)
+
+
+def find_object(name: str) -> Any:
+    """Import the object of a name such as ``"package.module:name"``.
+
+    Raises:
+        ConfigError: It does not exist.
+    """
+    try:
+        return pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{name!r} cannot be imported: {error}") from error

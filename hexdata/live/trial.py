@@ -11,53 +11,112 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hexdata.checks import check_count
-from hexdata.errors import ConfigError
-from hexdata.live.metrics import LiveMetrics, MetricsByStage, stage_metrics
 from hexdata.live.options import LiveOptions, make_pipeline
-from hexdata.live.pipeline import Pipeline
-from hexdata.live.wait_reason import find_wait_reason
-
-__all__ = ["LiveTrialOptions", "run_live_trial", "same_game_pairs"]
+from hexdata.live.pipeline import MetricsByStage, Pipeline
+from hexdata.live.stage import check_number
 
 _GAME_FIELD: Final = "game_id"
 """The field that identifies the game of each position in a batch."""
+_QUEUE: Final = ("threads", "out", "dropped", "queued", "capacity")
+"""Metrics of every stage that are reported as they are. Beside them it has ``busy`` and ``busy_seconds``."""
 
 
 @dataclass(frozen=True)
-class LiveTrialOptions:
-    """Limits of a trial run, and the interval between reports.
+class LiveMetrics:
+    """Performance of a live pipeline between two moments, and its state at the later one."""
 
-    Raises:
-        ConfigError: A limit is not a number above 0.
+    seconds: float
+    """Seconds since the start."""
+    batches: int
+    """Batches delivered since the start."""
+    positions: int
+    """Positions in these batches."""
+    positions_per_second: float
+    """Positions delivered per second between the two moments."""
+    games: int | None
+    """Total number of games that entered the pool. This field and the next ones are None if no stage reports
+    them."""
+    pool: int | None
+    """Number of games in the pool now."""
+    newest_file: str | None
+    """File whose games entered the pool last."""
+    average_uses: float | None
+    """Average number of draws per game that entered the pool."""
+    pairs: float | None
+    """Pairs of positions from one game in a batch, on average since the start; None before the first batch.
+    """
+    waiting: str | None
+    """Why no batch was delivered between the two moments, and what changes it. None if one was delivered, or
+    the stages show no reason.
+    """
+    stages: list[dict[str, Any]]
+    """For each stage: its ``name``; its ``threads``, and how many were ``busy`` on average; the items put
+    into the queue behind it ``per_second`` and in total (``out``), those ``dropped`` because it was full,
+    those ``queued`` now, and its ``capacity``; and ``counts``, the stage's own metrics (docs/live.md)."""
+    notes: dict[str, dict[str, Any]]
+    """Text of the stages for people: ``Pipeline.notes``."""
+    ended: str | None
+    """Reason of the end: ``"batches"``, ``"seconds"``, ``"input"`` or ``"interrupted"``. None while running.
     """
 
-    batches: int | None = None
-    """Number of batches after which the run ends. None for no limit."""
-    seconds: float | None = None
-    """Seconds after which the run ends, counted from its start. None for no limit."""
-    every: float = 1.0
-    """Seconds between two reports."""
 
-    def __post_init__(self) -> None:
-        if self.batches is not None:
-            check_count("batches", self.batches, 1)
-        for name, value in (("seconds", self.seconds), ("every", self.every)):
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} cannot be used", found=value, expected="a number above 0")
+class _Moment(NamedTuple):
+    """The counts of a run at one time, and the metrics of its stages."""
+
+    clock: float
+    batches: int
+    positions: int
+    pairs: int
+    metrics: MetricsByStage
+
+
+def _measure(
+    pipeline: Pipeline, start: _Moment, since: _Moment, now: _Moment, ended: str | None
+) -> LiveMetrics:
+    """Return the performance between two moments of a run that began at ``start``."""
+    # The clock of some systems may not have advanced since the last report.
+    seconds = max(now.clock - since.clock, 1e-9)
+    stages = []
+    for name, found in now.metrics.items():
+        out, busy = ((found[each] - since.metrics[name][each]) / seconds for each in ("out", "busy_seconds"))
+        queue = {each: int(found[each]) for each in _QUEUE}
+        counts = {each: found[each] for each in found if each not in (*_QUEUE, "busy", "busy_seconds")}
+        # The threads work while their times are read, so the sum may be slightly out of range.
+        busy = min(max(busy, 0.0), queue["threads"])
+        stages.append({"name": name, "busy": busy, "per_second": out, **queue, "counts": counts})
+    notes, pool = pipeline.notes(), now.metrics.get("ShufflingChunkPool", {})
+    return LiveMetrics(
+        seconds=now.clock - start.clock,
+        batches=now.batches,
+        positions=now.positions,
+        positions_per_second=(now.positions - since.positions) / seconds,
+        games=int(pool["entered"]) if pool else None,
+        pool=int(pool["chunks"]) if pool else None,
+        newest_file=notes.get("ShufflingChunkPool", {}).get("newest") or None,
+        average_uses=pool.get("uses"),
+        pairs=now.pairs / now.batches if now.batches else None,
+        waiting=None if now.positions > since.positions else pipeline.wait_reason(),
+        stages=stages,
+        notes=notes,
+        ended=ended,
+    )
 
 
 def run_live_trial(
     directory: str | Path,
     live: LiveOptions | None = None,
-    options: LiveTrialOptions | None = None,
     show: Callable[[LiveMetrics], None] | None = None,
     serve: Callable[[Callable[[], MetricsByStage]], AbstractContextManager[object]] | None = None,
+    *,
+    batches: int | None = None,
+    seconds: float | None = None,
+    every: float = 1.0,
 ) -> LiveMetrics:
     """Take batches as fast as possible until a limit, the end of the input, or Ctrl-C.
 
@@ -65,10 +124,12 @@ def run_live_trial(
         directory: Directory with the games.
         live: Options of the pipeline. Default ``LiveOptions()``. The field ``game_id`` is added to its
             batches.
-        options: Limits and report interval. Default ``LiveTrialOptions()``.
         show: Called after each report interval with the metrics since the last report. Default None.
         serve: Function that receives the pipeline's ``metrics`` and returns a context manager, which is
             entered for the duration of the run, such as ``serve_metrics``. Default None.
+        batches: Number of batches after which the run ends. None (default) for no limit.
+        seconds: Seconds after which the run ends. None (default) for no limit.
+        every: Seconds between two reports. Default 1.
 
     Returns:
         The metrics of the whole run, with the reason for its end.
@@ -76,14 +137,48 @@ def run_live_trial(
     Raises:
         HexdataError: An option cannot be used, or a stage failed.
     """
-    live, options = live or LiveOptions(), options or LiveTrialOptions()
+    live = live or LiveOptions()
+    if batches is not None:
+        check_count("batches", batches, 1)
+    if seconds is not None:
+        check_number("seconds", seconds)
     if _GAME_FIELD not in live.batch.fields:
+        # To count the pairs of positions of one game in each batch.
         live = replace(live, batch=replace(live.batch, fields=(*live.batch.fields, _GAME_FIELD)))
     pipeline = make_pipeline(live, directory)
+    taken = positions = pairs = 0
+    ended: str | None = None
+
+    def now() -> _Moment:
+        return _Moment(time.monotonic(), taken, positions, pairs, pipeline.metrics())
+
+    # The server ends first, so that it never asks a closed pipeline for metrics.
     with pipeline, serve(pipeline.metrics) if serve else nullcontext():
-        trial = _LiveTrial(pipeline, live)
-        ended = trial.run(options, show)
-        return trial.measure(trial.start, trial.now(), ended)
+        start = last = now()
+        end = math.inf if seconds is None else start.clock + seconds
+        try:
+            pipeline.start()
+            while ended is None:
+                due = last.clock + every
+                # No longer than to the next report or the end, also if no batch arrives.
+                batch = pipeline.take(max(0.0, min(due, end) - time.monotonic()))
+                if batch is not None:
+                    taken += 1
+                    positions += len(batch[_GAME_FIELD])
+                    pairs += same_game_pairs(batch[_GAME_FIELD])
+                if taken == batches:
+                    ended = "batches"
+                elif time.monotonic() >= end:
+                    ended = "seconds"
+                elif time.monotonic() >= due:
+                    if show is not None:
+                        show(_measure(pipeline, start, last, now(), None))
+                    last = now()
+        except StopIteration:
+            ended = "input"
+        except KeyboardInterrupt:
+            ended = "interrupted"
+        return _measure(pipeline, start, start, now(), ended)
 
 
 def same_game_pairs(games: npt.NDArray[np.int64]) -> int:
@@ -94,85 +189,3 @@ def same_game_pairs(games: npt.NDArray[np.int64]) -> int:
     """
     counts = np.unique(games, return_counts=True)[1]
     return int((counts * (counts - 1) // 2).sum())
-
-
-@dataclass(frozen=True)
-class _Moment:
-    """Time, delivered positions and metrics at one moment."""
-
-    time: float
-    positions: int
-    metrics: MetricsByStage
-
-
-class _LiveTrial:
-    """A trial run and its totals so far."""
-
-    def __init__(self, pipeline: Pipeline, options: LiveOptions) -> None:
-        self._pipeline = pipeline
-        self._options = options
-        self._batches = 0
-        self._positions = 0
-        self._pairs = 0
-        self.start = self.now()
-
-    def run(self, options: LiveTrialOptions, show: Callable[[LiveMetrics], None] | None) -> str:
-        """Start the pipeline and take batches until the run ends; return the reason for its end."""
-        end = math.inf if options.seconds is None else self.start.time + options.seconds
-        last = self.start
-        try:
-            self._pipeline.start()
-            while True:
-                due = last.time + options.every
-                batch = self._pipeline.take(max(0.0, min(due, end) - time.monotonic()))
-                if batch is not None:
-                    self._count_batch(batch[_GAME_FIELD])
-                if self._batches == options.batches:
-                    return "batches"
-                if time.monotonic() >= end:
-                    return "seconds"
-                if time.monotonic() >= due:
-                    now = self.now()
-                    if show is not None:
-                        show(self.measure(last, now))
-                    last = now
-        except StopIteration:
-            return "input"
-        except KeyboardInterrupt:
-            return "interrupted"
-
-    def measure(self, since: _Moment, now: _Moment, ended: str | None = None) -> LiveMetrics:
-        """Return the metrics between two moments, the later of which is the present."""
-        seconds = max(now.time - since.time, 1e-9)
-        notes = self._pipeline.notes()
-        delivered = now.positions > since.positions
-        games, pool = _first_value(now.metrics, "entered"), _first_value(now.metrics, "chunks")
-        return LiveMetrics(
-            seconds=now.time - self.start.time,
-            batches=self._batches,
-            positions=self._positions,
-            positions_per_second=(self._positions - since.positions) / seconds,
-            games=None if games is None else int(games),
-            pool=None if pool is None else int(pool),
-            newest_file=_first_value(notes, "newest") or None,
-            average_uses=_first_value(now.metrics, "uses"),
-            pairs=self._pairs / self._batches if self._batches else None,
-            waiting=None if delivered else find_wait_reason(now.metrics, notes, self._options),
-            stages=stage_metrics(since.metrics, now.metrics, seconds),
-            notes=notes,
-            ended=ended,
-        )
-
-    def _count_batch(self, games: npt.NDArray[np.int64]) -> None:
-        self._batches += 1
-        self._positions += len(games)
-        self._pairs += same_game_pairs(games)
-
-    def now(self) -> _Moment:
-        """Return time, positions and metrics of the present moment."""
-        return _Moment(time.monotonic(), self._positions, self._pipeline.metrics())
-
-
-def _first_value(by_stage: Any, name: str) -> Any:
-    """Return the first value with this name in the metrics or notes of any stage; None if there is none."""
-    return next((found[name] for found in by_stage.values() if name in found), None)

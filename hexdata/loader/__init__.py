@@ -1,12 +1,13 @@
 """Training loader: every position once per epoch over all ranks, resumable at any batch.
 
-Batches are made from the games of a converted store, which are held in memory; from local shards, which are
-mapped into memory; or from other shards, which are read sequentially through the webdataset library.
+Batches are made from the games of a converted store or from shards, which are read into memory, or from
+shards that are read sequentially.
 """
 
 from hexdata.loader.checkpoint import combine_digests
 from hexdata.loader.dataset import PositionDataset
 from hexdata.loader.loader import Loader
 from hexdata.loader.mixture import Mixture
+from hexdata.loader.options import LoaderOptions, SplitOptions
 
-__all__ = ["Loader", "Mixture", "PositionDataset", "combine_digests"]
+__all__ = ["Loader", "LoaderOptions", "Mixture", "PositionDataset", "SplitOptions", "combine_digests"]

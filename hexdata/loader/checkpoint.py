@@ -2,45 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from types import EllipsisType
-from typing import Annotated, Any, Final, NamedTuple
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.checks import check_same_options, check_versions
+from hexdata.checks import check_count, check_same_options, check_versions
 from hexdata.errors import ConfigError, StoreError
-from hexdata.loader.options import ARRAY, LoaderOptions, shard_range
+from hexdata.loader.options import ARRAY, LoaderOptions
 from hexdata.order import ORDER_VERSION, derive_key, sort_key
-from hexdata.strict_json import AtMost, Count, Matching, check_value
 
-__all__ = [
-    "STEP_SHIFT",
-    "DataIdentity",
-    "EpochDigest",
-    "LoaderPosition",
-    "check_state",
-    "combine_digests",
-    "digest_key",
-    "make_state",
-]
-
+# Increased when the keys of a state change. States of other versions are refused, never converted.
 _STATE_VERSION: Final = 4
-_OPTIONAL_KEYS: Final = ("dedup", "files", "shards", "weights", "where_changed", "first_where")
-"""Keys of a state that are absent if their value is None."""
 _MASK_64: Final = (1 << 64) - 1
 STEP_SHIFT: Final = 36
 """Position ids occupy the lower bits: sums are unique for ids below 2^36 and steps below 2^28."""
 _SUM_SIZE: Final = 1 << 16
 """Number of positions summed at once. Summing each batch would take a few per cent of the loader's time."""
 
-_Name = Annotated[str, AtMost(128)]
 
-
-@dataclass(frozen=True)
-class LoaderPosition:
+class LoaderPosition(NamedTuple):
     """Position of a loader: the next batch of an epoch, and the digest of the batches before it."""
 
     epoch: int = 0
@@ -60,44 +43,39 @@ class DataIdentity(NamedTuple):
     """Numbers of files of games and of positions in games mode; otherwise None."""
 
 
-@dataclass(frozen=True)
-class _LoaderState:
-    """The schema of a state."""
+# No loader saves longer lists. The limit keeps a damaged state from being compared and printed at length.
+_MOST_PARTS: Final = 256
+"""Largest length of a list in a state."""
+_OPTIONAL: Final = ("files", "shards", "dedup", "weights", "where_changed", "first_where")
+"""Keys of a state that are absent if they are None."""
 
-    version: int
-    order_version: int
-    digest: _Name
-    rows: _Name | None
-    split: _Name
-    seed: int
-    shuffle: bool
-    mode: _Name
-    global_batch: Count
-    remainder: _Name
-    where: str | None
-    newest: Count | None
-    final_policy_skip: bool
-    streams: Annotated[list[Count], AtMost(2)] | None
-    window: Count | None
-    rank: Count
-    world_size: Count
-    epoch: Count
-    batch: Count
-    epoch_digest: Annotated[str, Matching("[0-9a-f]{16}", "16 hexadecimal digits")] | None
-    files: Annotated[list[Count], AtMost(2)] | None = None
-    shards: Annotated[list[Count], AtMost(2)] | None = None
-    """The pair of ``LoaderOptions.shards``; absent from a state if all shards are read."""
-    dedup: _Name | None = None
-    weights: str | None = None
-    where_changed: bool | None = None
-    first_where: str | None = None
+
+def _order_options(options: LoaderOptions) -> dict[str, Any]:
+    """Return the options that determine the order of batches, which must be those of the loader that resumes.
+
+    Ranks may change, since steps have the same positions for the same global batch.
+    """
+    streams = options.mode == "stream"
+    return {
+        "split": options.split,
+        "seed": options.seed,
+        "shuffle": bool(options.shuffle),
+        "mode": options.mode,
+        "global_batch": options.global_batch,
+        "remainder": options.remainder,
+        "where": options.where,
+        "dedup": None if options.dedup == "none" else options.dedup,
+        "newest": options.newest,
+        "weights": options.weights_text,
+        "final_policy_skip": options.final_policy == "skip",
+        "streams": list(options.streams) if streams else None,
+        "window": options.window if streams else None,
+        "shards": None if options.shards is None else list(options.shards),
+    }
 
 
 def make_state(
-    options: LoaderOptions,
-    data: DataIdentity,
-    position: LoaderPosition,
-    first_where: str | EllipsisType | None = ...,
+    options: LoaderOptions, data: DataIdentity, position: LoaderPosition, first_where: str | None
 ) -> dict[str, Any]:
     """Return the state of a loader as a dict for JSON.
 
@@ -105,10 +83,9 @@ def make_state(
         options: Options of the loader.
         data: Identity of its positions.
         position: Position of the loader.
-        first_where: The condition ``where`` with which the loader was made (default ``...``: that of the
-            options).
+        first_where: The condition ``where`` with which the loader was made.
     """
-    changed = first_where not in (..., options.where)
+    is_changed = first_where != options.where
     state = {
         "version": _STATE_VERSION,
         "order_version": ORDER_VERSION,
@@ -119,10 +96,39 @@ def make_state(
         "epoch": position.epoch,
         "batch": position.batch,
         "epoch_digest": None if position.digest is None else format(position.digest, "016x"),
-        "where_changed": True if changed else None,
-        "first_where": first_where if changed else None,
+        "where_changed": True if is_changed else None,
+        "first_where": first_where if is_changed else None,
     }
-    return {name: value for name, value in state.items() if name not in _OPTIONAL_KEYS or value is not None}
+    return {name: value for name, value in state.items() if value is not None or name not in _OPTIONAL}
+
+
+def check_form(state: Any, expected: Mapping[str, Any], optional: Collection[str], what: str) -> Any:
+    """Return a state whose versions, keys, epoch and batch are right, with None for absent keys.
+
+    Args:
+        state: What was given as a state.
+        expected: A state of the object that resumes.
+        optional: Keys that may be absent from a state.
+        what: What the object is called, such as "loader".
+
+    Raises:
+        StoreError: The state has another version.
+        ConfigError: It is not a state.
+    """
+    # Versions first: the keys of a state of another version would be reported as "not a state".
+    if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
+        check_versions(state, expected)
+    required, known = expected.keys() - {*optional}, expected.keys() | {*optional}
+    if not (isinstance(state, dict) and required <= state.keys() <= known):
+        raise ConfigError(f"this is not the state of a {what}: {state!r:.80}")
+    # A nested value could not be compared with an option, and its text could be of any length.
+    for name, value in state.items():
+        parts = value if isinstance(value, list) and len(value) <= _MOST_PARTS else [value]
+        if not all(part is None or isinstance(part, str | int | float) for part in parts):
+            raise ConfigError(f"this is not the state of a {what}: {name} is {value!r:.80}")
+    for name in ("epoch", "batch"):
+        check_count(f"the {name} of the state", state[name], 0)
+    return {**dict.fromkeys(optional), **state}
 
 
 def check_state(
@@ -148,26 +154,42 @@ def check_state(
         StoreError: The state belongs to other positions or another version of the order.
         ConfigError: The state belongs to a loader with other options, or it is not a state.
     """
-    expected = make_state(options, data, LoaderPosition())
-    if isinstance(state, dict) and {"version", "order_version"} <= state.keys():
-        check_versions(state, expected)
-    checked = check_value(_LoaderState, state, what="the state of the loader", error=ConfigError)
-    state = {**dict.fromkeys(_OPTIONAL_KEYS), **state}
-    expected = {**dict.fromkeys(_OPTIONAL_KEYS), **expected}
-    different = [name for name in _order_options(options) if state[name] != expected[name]]
+    # `first_where` is not compared here: where_of_state has compared the first conditions.
+    given = check_form(state, make_state(options, data, LoaderPosition(), options.where), _OPTIONAL, "loader")
+    files, epoch, batch, expected = given["files"], given["epoch"], given["batch"], _order_options(options)
+    different = [name for name in expected if given[name] != expected[name]]
+    # Further games only append files, so the digest of the first files of the store is still that of the
+    # state. Options of the state are compared below in any case.
     has_grown = (
         options.mode == "games"
-        and checked.batch == 0  # nothing of the epoch is delivered
-        and checked.digest != data.digest
-        and options.weights != ARRAY  # those of the added positions are new
-        and checked.files is not None
-        and len(checked.files) == len(data.files or ())
-        and older_digest(checked.files) == checked.digest
+        and batch == 0  # nothing of the epoch is delivered
+        and given["digest"] != data.digest
+        and options.weights_text != ARRAY  # those of the added positions are new
+        and isinstance(files, list)
+        and len(files) == len(data.files or ())
+        and all(type(each) is int and each >= 0 for each in files)
+        and older_digest(files) == given["digest"]
     )
-    if not has_grown:
-        _check_positions(state, expected, options, different)
-    check_same_options(state, expected, different, "loader")
-    return _read_position(checked, options, steps(checked.epoch))
+    names = "games" if options.mode == "games" else "shards"
+    # A digest that differs because of another option is not checked: the option is the cause to report.
+    for found, own, applies, others in (
+        (given["digest"], data.digest, "mode" not in different, names),
+        (given["rows"], data.rows, not different, f"positions of these {names}, or to other weights"),
+    ):
+        if applies and not has_grown and found != own:
+            hint = f"Resume on the {names} of that run, or begin with set_epoch({epoch + (batch > 0)})."
+            raise StoreError(f"the state belongs to other {others}", found=found, expected=own, hint=hint)
+    check_same_options(given, expected, different, "loader")
+    if batch > (most := steps(epoch)):
+        raise ConfigError(f"the state is beyond its epoch: batch {batch} of {most} of epoch {epoch}")
+    # At batch 0 nothing has been delivered, so the digest is 0 for every rank.
+    if (digest := given["epoch_digest"]) is None or not batch:
+        return LoaderPosition(epoch, batch, None if batch else 0)
+    if not (isinstance(digest, str) and re.fullmatch("[0-9a-f]{16}", digest)):
+        raise ConfigError(f"this is not the state of a loader: epoch_digest is {digest!r:.80}")
+    # The sum of another rank's positions would be a wrong digest for this one.
+    is_of_rank = (given["rank"], given["world_size"]) == (options.rank, options.world_size)
+    return LoaderPosition(epoch, batch, int(digest, 16) if is_of_rank else None)
 
 
 def where_of_state(state: Any, where: str | None, first_where: str | None) -> str | None:
@@ -183,76 +205,9 @@ def where_of_state(state: Any, where: str | None, first_where: str | None) -> st
     """
     if not isinstance(state, dict) or not isinstance(state.get("where"), str | None):
         return where
+    # `first_where` may be None for "no condition", and absent keys are None too, so `where_changed` decides.
     first = state.get("first_where") if state.get("where_changed") else state.get("where")
     return state.get("where") if first == first_where else where
-
-
-def _check_positions(
-    state: dict[str, Any], expected: dict[str, Any], options: LoaderOptions, different: Sequence[str]
-) -> None:
-    """Check that a state belongs to the same positions.
-
-    A digest that differs because of another option is not checked: the option is the cause to report.
-
-    Args:
-        state: The state.
-        expected: A state of the loader.
-        options: Options of the loader.
-        different: Names of the options that differ.
-
-    Raises:
-        StoreError: It does not.
-    """
-    data = "games" if options.mode == "games" else "shards"
-    checks = []
-    if "mode" not in different:
-        checks.append(("digest", f"other {data}"))
-    if not different:
-        checks.append(("rows", f"other positions of these {data}, or to other weights"))
-    for name, what in checks:
-        if state[name] != expected[name]:
-            raise StoreError(
-                f"the state belongs to {what}",
-                found=f"digest {state[name]}",
-                expected=expected[name],
-                hint=f"Resume on the {data} of that run, or start a new epoch: "
-                f"set_epoch({state['epoch'] + (state['batch'] > 0)}).",
-            )
-
-
-def _order_options(options: LoaderOptions) -> dict[str, Any]:
-    """Return the options that determine the order of batches; those of the other mode are None."""
-    streams = options.mode == "stream"
-    return {
-        "split": options.split,
-        "seed": options.seed,
-        "shuffle": options.shuffle,
-        "mode": options.mode,
-        "global_batch": options.global_batch,
-        "remainder": options.remainder,
-        "where": options.where,
-        "dedup": None if options.dedup == "none" else options.dedup,
-        "newest": options.newest,
-        "weights": options.weights,
-        "final_policy_skip": options.batch.final_policy == "skip",
-        "streams": list(options.streams) if streams else None,
-        "window": options.window if streams else None,
-        "shards": None if options.shards is None else list(shard_range(options.shards)),
-    }
-
-
-def _read_position(state: _LoaderState, options: LoaderOptions, steps: int) -> LoaderPosition:
-    if state.batch > steps:
-        raise ConfigError(
-            "the state is beyond the end of its epoch",
-            found=f"batch {state.batch} of epoch {state.epoch}",
-            expected=f"at most batch {steps}",
-        )
-    if not state.batch:
-        return LoaderPosition(state.epoch, 0, 0)
-    is_of_rank = (state.rank, state.world_size) == (options.rank, options.world_size)
-    digest = state.epoch_digest if is_of_rank else None
-    return LoaderPosition(state.epoch, state.batch, None if digest is None else int(digest, 16))
 
 
 def digest_key(manifest_digest: str, epoch: int) -> int:
@@ -283,6 +238,8 @@ class EpochDigest:
 
     def add(self, step: int, position_ids: npt.NDArray[np.int64]) -> None:
         """Add the ids, int64 (B,), of positions delivered at a step."""
+        # The step is above the id in the same word, so that a position
+        # delivered at another step changes the sum.
         self._pending.append(position_ids.astype(np.uint64) + np.uint64(step << STEP_SHIFT & _MASK_64))
         self._count += len(position_ids)
         if self._count >= _SUM_SIZE:

@@ -1,86 +1,70 @@
-"""Options of ``Loader``, checked when they are made."""
+"""Options of ``Loader``, ``PositionDataset`` and ``hexdata load``.
+
+Each is declared, described and checked here, or in ``BatchOptions`` and ``CacheOptions``, and nowhere else.
+"""
 
 from __future__ import annotations
 
+import inspect
 import re
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Concatenate, Final, Literal, ParamSpec, get_args
 
-from hexdata.batch import BatchOptions
-from hexdata.checks import as_int, check_choice, check_count, check_seed
+import numpy.typing as npt
+
+from hexdata.batch import Batch, BatchOptions
+from hexdata.checks import as_int, as_tuple, check_choice, check_count, check_fields, check_seed, unusable
 from hexdata.errors import ConfigError
-from hexdata.selection.options import Dedup
-from hexdata.shards.options import CacheOptions, Check, OnError
-
-__all__ = [
-    "ARRAY",
-    "MAX_EPOCH",
-    "LoaderOptions",
-    "Mode",
-    "RankedOptions",
-    "Remainder",
-    "shard_range",
-]
+from hexdata.progress import SILENT, Progress
+from hexdata.selection.select import Dedup
+from hexdata.shards.cache import CacheOptions
+from hexdata.storage import AnyPath
 
 Mode = Literal["games", "exact", "stream"]
-"""Mode of the loader: "games" permutes the whole split, which it holds as games; "exact" permutes the rows of
-mapped shards; "stream" reads shards sequentially."""
-Remainder = Literal["short", "drop", "pad"]
-"""Delivery of an incomplete last global batch: shorter, not at all, or filled with repeated positions."""
-
+Remainder = Literal["auto", "short", "drop", "pad"]
+OnError = Literal["raise", "skip"]
+"""A damaged shard raises an error, or is skipped with a warning."""
+Check = Literal["sizes", "digests"]
+"""What is compared with the manifest when shards are opened: file sizes only, or SHA-256 digests too."""
+Weights = str | npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
+"""Weights as given: an SQL expression, one weight for each row, or a pair of position ids and weights."""
+TransformFunction = Callable[[Batch], Mapping[str, Any]]
+"""Function from a batch to a mapping of names to arrays."""
 
 ARRAY: Final = "array"
-"""Value of the option ``weights`` if arrays are given."""
+"""The option ``weights`` in states, and in the options of a loader, if arrays were given."""
+# Half of the largest number that a state may contain, which leaves as many epochs to follow.
 MAX_EPOCH: Final = 1 << 61
 """Largest epoch that can be set. A state may contain larger ones, which follow it."""
+_P = ParamSpec("_P")
 
 
+@dataclass(frozen=True, kw_only=True)
 class RankedOptions:
-    """Base of the options of loaders that share batches between ranks."""
+    """Options of what shares batches between ranks.
 
-    batch_size: int
-    world_size: int
-    rank: int
-    seed: int
+    Raises:
+        ConfigError: An option has an invalid value.
+    """
 
-    def _check_ranks(self) -> None:
-        """Check the four fields and convert them to Python ints, which a state in JSON requires.
+    batch_size: int = 1024
+    """Positions per batch of this rank."""
+    seed: int = 0
+    """Any integer."""
+    rank: int = 0
+    """Rank of this process."""
+    world_size: int = 1
+    """Number of ranks."""
 
-        Raises:
-            ConfigError: A field has an invalid value.
-        """
-        for name, least in (("batch_size", 1), ("world_size", 1), ("rank", 0)):
-            self._set(name, check_count(name, getattr(self, name), least))
+    def __post_init__(self) -> None:
+        check_fields(self, {"batch_size": 1, "world_size": 1, "rank": 0})
         if self.rank >= self.world_size:
-            raise ConfigError(
-                "rank must be below world_size", found=self.rank, expected=f"below {self.world_size}"
-            )
+            raise ConfigError(f"rank {self.rank} must be below world_size {self.world_size}")
+        # Each may be in range while the product is not.
         check_count("batch_size * world_size", self.global_batch, 1)
-        self._set("seed", check_seed(self.seed))
-
-    def require_world_size(self, world_size: int, what: str, epoch: int, batch: int) -> None:
-        """Check that the number of ranks does not change within an epoch.
-
-        Args:
-            world_size: New number of ranks.
-            what: "loader" or "mixture", for the message.
-            epoch: Current epoch.
-            batch: Index of its next batch.
-
-        Raises:
-            ConfigError: The number changes, and the epoch has begun.
-        """
-        if batch and world_size != self.world_size:
-            raise ConfigError(
-                f"the world size of a {what} cannot change within an epoch",
-                found=f"world size {world_size} at batch {batch} of epoch {epoch}",
-                expected=f"world size {self.world_size}",
-                hint=f"Make the {what} with the new world size, then load the state.",
-            )
-
-    def _set(self, name: str, value: object) -> None:
-        """Set a field of the frozen dataclass in ``__post_init__``."""
-        object.__setattr__(self, name, value)
+        # The dataclass is frozen, but states and messages need the checked value as a Python int.
+        object.__setattr__(self, "seed", check_seed(self.seed))
 
     @property
     def global_batch(self) -> int:
@@ -88,111 +72,200 @@ class RankedOptions:
         return self.batch_size * self.world_size
 
 
-@dataclass(frozen=True)
-class LoaderOptions(RankedOptions):
-    """The options of ``Loader``, which describes them.
-
-    ``shards`` is a pair (start, stop), or None; text such as "0-49" is converted to a pair. ``weights`` is
-    the SQL expression, or "array" if arrays were given. ``batch`` determines the contents of batches and
-    ``copies`` the shard cache. ``streams`` and ``window``
-    apply to stream mode only. Integers of other types, such as NumPy's, are converted to Python ints.
+@dataclass(frozen=True, kw_only=True)
+class SplitOptions(CacheOptions, BatchOptions):
+    """Options that choose positions of a split, and determine the contents of their batches.
 
     Raises:
-        ConfigError: An option has an invalid value.
+        ConfigError: An option has an invalid value, or options contradict each other.
     """
 
-    split: str = "train"
-    batch_size: int = 1024
+    split: str = field(default="train", kw_only=False)
+    """"train", "val" or "test"."""
     seed: int = 0
-    shuffle: bool = True
-    mode: Mode = "exact"
-    rank: int = 0
-    world_size: int = 1
-    remainder: Remainder = "short"
-    on_error: OnError = "raise"
+    """Seed of the order, of the symmetries and of the value weights: any integer."""
+    mode: Mode | None = None
+    """"games" holds the games of a store in memory, and permutes their positions; no shuffle or export is
+    needed. "exact" reads the shards of the split into memory, and permutes their positions. "stream" reads
+    shards sequentially, and permutes windows of them. None: "games" for a store without shards, "exact" for
+    local shards, otherwise "stream"."""
     check: Check = "sizes"
+    """"digests" also compares every board with its game in games mode. The digest of every file is compared
+    when it is read, in all modes."""
     where: str | None = None
+    """SQL condition that selects positions by labels, such as ``"value_sample_tier < 2"``, by the results of
+    a search that the store has, such as ``"visits >= 100 AND extra.temperature < 0.5"``, and by columns of
+    the game and of its source, such as ``"provenance = 'metadata'"``, which require a store. Null counts as
+    false. Not in stream mode. None: all positions."""
     dedup: Dedup = "none"
+    """"exact" leaves out games with the moves and the first player of an earlier game, "symmetric" also those
+    that equal one under a symmetry of the board, as ``hexdata shuffle --dedup`` does. Only games with
+    positions that ``where`` selects are compared. Requires a store; not in stream mode."""
     newest: int | None = None
-    shards: str | tuple[int, int] | None = None
-    weights: str | None = None
-    streams: tuple[int, int] = (4, 4)
-    window: int = 262_144
-    batch: BatchOptions = field(default_factory=BatchOptions)
-    copies: CacheOptions = field(default_factory=CacheOptions)
-    threads: int = 1
+    """Number of games with the highest ids whose positions are selected. Not in stream mode. None: all
+    games."""
+    shards: str | Sequence[int] | None = None
+    """Shards of the split to read, counted from 0 in the order of the manifest: text with the first and the
+    last one, such as ``"0-49"``, or a pair (start, stop), such as ``(0, 50)``. Not in games mode. None: all
+    shards."""
+    weights: Weights | None = None
+    """Weight of each position, from 0 to 65,535. Each epoch delivers a position of weight w floor(w) or
+    ceil(w) times, w times on average, and 0 leaves it out. An SQL expression over the columns of ``where``,
+    such as ``"weight"`` or ``"CASE WHEN value_sample_tier = 0 THEN 2 ELSE 0.5 END"``; or numbers (positions
+    of the split,) in stored order; or a pair of position ids and weights, both (M,), in any order, which
+    contains every position of the split. Not in stream mode. None: each position once."""
 
     def __post_init__(self) -> None:
-        self._check_ranks()
-        self._set("window", check_count("window", self.window, 1))
-        self._set("threads", check_count("threads", self.threads, 1))
-        if not isinstance(self.shuffle, bool):
-            raise ConfigError("shuffle cannot be used", found=repr(self.shuffle), expected="True or False")
-        choices = {
-            "mode": Mode,
-            "remainder": Remainder,
-            "on_error": OnError,
-            "check": Check,
-            "dedup": Dedup,
-        }
-        for name, known in choices.items():
-            check_choice(name, getattr(self, name), get_args(known))
+        # Called by name: super() would stop at the first parent, which does not pass the call on.
+        BatchOptions.__post_init__(self)
+        CacheOptions.__post_init__(self)
+        object.__setattr__(self, "seed", check_seed(self.seed))
+        check_fields(self, {"newest": 1})
+        if self.mode is not None:
+            check_choice("mode", self.mode, get_args(Mode))
+        check_choice("check", self.check, get_args(Check))
+        check_choice("dedup", self.dedup, get_args(Dedup))
         if self.where is not None and not (isinstance(self.where, str) and self.where.strip()):
-            raise ConfigError("where cannot be used", found=repr(self.where), expected="an SQL predicate")
-        if self.weights is not None and not self.weights.strip():
-            raise ConfigError(
-                "weights cannot be used", found=repr(self.weights), expected="an SQL expression"
-            )
+            raise unusable("where", repr(self.where), "an SQL condition")
+        if isinstance(self.weights, str) and not self.weights.strip():
+            raise unusable("weights", repr(self.weights), "an SQL expression")
         if self.weights is not None and self.mode == "stream":
-            raise ConfigError(
-                "stream mode cannot apply weights",
-                found=f"weights={self.weights!r}",
-                hint="Use mode='games' over a store, or mode='exact' on a local copy of the shards.",
-            )
-        if self.newest is not None:
-            self._set("newest", check_count("newest", self.newest, 1))
+            raise ConfigError(f"stream mode cannot apply weights={self.weights_text!r}; use another mode")
         if self.shards is not None:
-            self._set("shards", shard_range(self.shards))
+            object.__setattr__(self, "shards", shard_range(self.shards))
             if self.mode == "games":
-                raise ConfigError(
-                    "games mode reads no shards",
-                    found=f"shards {_shards_text(self.shards)}",
-                    hint="Export the store and use mode='exact' or 'stream', or select games with where.",
-                )
-        if not (isinstance(self.streams, tuple) and len(self.streams) == 2):
-            raise ConfigError(
-                "streams cannot be used",
-                found=repr(self.streams),
-                expected="a pair of integers, such as (4, 4)",
-            )
-        self._set("streams", tuple(check_count("streams", count, 1) for count in self.streams))
+                raise ConfigError(f"games mode reads no shards; found shards={self.shards}")
+
+    @property
+    def batch(self) -> BatchOptions:
+        """The options of the contents of batches alone."""
+        return BatchOptions(**{each.name: getattr(self, each.name) for each in fields(BatchOptions)})
+
+    @property
+    def weights_text(self) -> str | None:
+        """The weights as states record them: the expression, or "array" for arrays."""
+        return self.weights if self.weights is None or isinstance(self.weights, str) else ARRAY
+
+    @property
+    def selecting(self) -> dict[str, Any]:
+        """The options that select positions and are not at their defaults."""
+        names, unselecting = ("where", "dedup", "newest", "final_policy"), (None, "none", "zeros", "uniform")
+        return {name: getattr(self, name) for name in names if getattr(self, name) not in unselecting}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions(SplitOptions, RankedOptions):
+    """Options of ``Loader``. Integers of other types, such as NumPy's, become Python ints, and lists tuples.
+
+
+    Raises:
+        ConfigError: An option has an invalid value, or options contradict each other.
+    """
+
+    shuffle: bool | None = None
+    """Whether to shuffle. False delivers the stored order. None: only ``train`` is shuffled."""
+    remainder: Remainder = "auto"
+    """How to deliver the last global batch if it is incomplete. "short" shares its positions evenly among the
+    ranks; batches may then be shorter, or empty if there are fewer positions than ranks. "pad" fills the
+    batches with repeated positions; every batch then contains ``padding``, bool (B,), True for repeated
+    positions. "drop" omits the global batch. "auto" is "short" on one rank and "pad" on several, so that all
+    ranks have full batches."""
+    on_error: OnError = "raise"
+    """"skip" leaves out shards that are missing, truncated or altered; each gives a warning and an entry in
+    ``skipped``. Requires shards. "raise" raises an error."""
+    # 1, 2 or 4 ranks and workers fit without setting it; more streams hold more windows in memory.
+    streams: Sequence[int] = (4, 4)
+    """(P, Q) of stream mode: each global batch has P parts, and consecutive steps cycle through Q streams per
+    part, so an epoch is read as P · Q streams. The number of ranks must divide P, and the number of workers
+    Q."""
+    # The default size of a shard, so that a window is one shard, which is read once.
+    window: int = 262_144
+    """Maximum number of consecutive rows of a stream that are permuted together in stream mode."""
+    threads: int = 1
+    """Number of threads that prepare batches ahead of the caller. 1: batches are prepared in the thread that
+    asks for them. More threads let batches be prepared while the caller computes, but hardly raise the rate
+    otherwise. The batches are the same."""
+    transform: TransformFunction | None = None
+    """Function that is called with each batch, a dict of arrays, and returns the batch to deliver, a mapping
+    of names to arrays. It is called where the batch is made: in the threads, or in the workers of
+    ``hexdata.torch``."""
+    progress: Progress = SILENT
+    """Receives progress while shards or games are read. Default: no reports."""
+
+    def __post_init__(self) -> None:
+        SplitOptions.__post_init__(self)
+        RankedOptions.__post_init__(self)
+        if self.shuffle is None:
+            object.__setattr__(self, "shuffle", self.split == "train")
+        check_fields(self, {"window": 1, "threads": 1}, flags=("shuffle",))
+        check_choice("remainder", self.remainder, get_args(Remainder))
+        check_choice("on_error", self.on_error, get_args(OnError))
+        check_transform(self.transform)
+        streams = as_tuple(self.streams)
+        if not (isinstance(streams, tuple) and len(streams) == 2):
+            raise unusable("streams", repr(self.streams), "a pair of integers, such as (4, 4)")
+        object.__setattr__(self, "streams", tuple(check_count("streams", count, 1) for count in streams))
+        if self.mode == "stream" and self.selecting:
+            names = ", ".join(self.selecting)
+            raise ConfigError(f"stream mode cannot select positions by {names}; use another mode")
+        if self.mode == "games" and self.on_error != "raise":
+            raise ConfigError(f"games mode has no shards to skip with on_error={self.on_error!r}")
+
+    @property
+    def last_batch(self) -> Literal["short", "drop", "pad"]:
+        """``remainder``, with the meaning of "auto" for the number of ranks."""
+        if self.remainder == "auto":
+            # With several ranks, one with a shorter batch or none would leave the
+            # others waiting in a collective operation.
+            return "short" if self.world_size == 1 else "pad"
+        return self.remainder
+
+
+def takes_options(
+    kind: Callable[_P, Any],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, str | AnyPath, _P], None]]:
+    """Return a decorator for a constructor of a location and of the options of a class.
+
+    The constructor takes them as ``**given``; type checkers and ``help`` know them from the class.
+    """
+
+    def declare(init: Any) -> Any:
+        # `self` and the location; the options of the class replace the others.
+        own = [*inspect.signature(init).parameters.values()][:2]
+        options = [
+            each.replace(annotation=each.empty) for each in inspect.signature(kind).parameters.values()
+        ]
+        init.__signature__ = inspect.Signature([*own, *options])
+        return init
+
+    return declare
 
 
 def shard_range(value: object) -> tuple[int, int]:
-    """Return a range of shards as (start, stop).
-
-    Args:
-        value: A pair (start, stop) of which stop is excluded; or text with the first and the last shard.
+    """Return a range of shards as (start, stop). Args: value: A pair (start, stop) of which stop is excluded;
+    or text with the first and the last shard.
 
     Raises:
         ConfigError: The value is neither, or the range is empty.
     """
     bounds: tuple[Any, ...] = ()
     if isinstance(value, str):
+        # Text includes the last shard, as people write ranges; a pair excludes it, as Python does.
         match = re.fullmatch(r"\s*([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?\s*", value)
         bounds = () if match is None else (int(match[1]), int(match[2] or match[1]) + 1)
-    elif isinstance(value, tuple | list) and len(value) == 2:
-        bounds = tuple(as_int(bound) for bound in value)
+    elif isinstance(given := as_tuple(value), tuple):
+        bounds = tuple(map(as_int, given))
     if len(bounds) != 2 or None in bounds or not 0 <= bounds[0] < bounds[1]:
-        raise ConfigError(
-            "shards cannot be used",
-            found=repr(value)[:80],
-            expected='the first and the last shard, such as "0-49", or a pair (start, stop), such as (0, 50)',
-        )
+        expected = 'the first and the last shard, such as "0-49", or a pair (start, stop), such as (0, 50)'
+        raise unusable("shards", repr(value)[:80], expected)
     return bounds
 
 
-def _shards_text(shards: object) -> str:
-    """Return a checked range of shards as text, such as "0-49"."""
-    start, stop = shard_range(shards)
-    return f"{start}-{stop - 1}"
+def check_transform(transform: object) -> None:
+    """Check that a transform, if there is one, is a function.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not (transform is None or callable(transform)):
+        raise unusable("transform", repr(transform), "a function of one argument")

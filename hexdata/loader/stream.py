@@ -3,39 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from typing import Final
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
+from hexdata.errors import FormatError, HexdataError, StoreError
+from hexdata.loader.game_table import GameTable
+from hexdata.loader.opening import LoaderData
 from hexdata.loader.options import LoaderOptions
-from hexdata.loader.schedule import PackedStep, ShardSlice, StreamSchedule, StreamSlice, StreamWindow
-from hexdata.policy import SparsePolicies
-from hexdata.shards.blocks import (
-    SPARSE_FIELDS,
-    Block,
-    block_length,
-    join_blocks,
-    members_to_policies,
-    policies_to_members,
-    row_fields,
-    slice_rows,
-    take_rows,
-)
+from hexdata.loader.schedule import Part, StreamSchedule, StreamWindow
+from hexdata.loader.shard_table import ShardRows
+from hexdata.loader.shared_arrays import allocate
+from hexdata.shards.blocks import Block, join_blocks
 from hexdata.shards.cache import CachedSource
-from hexdata.shards.manifest import REPAIR_HINT, ShardEntry, ShardManifest
+from hexdata.shards.manifest import REPAIR_HINT, ShardEntry
 from hexdata.shards.reader import BlockReader
-from hexdata.shards.sources import ShardSource
-
-__all__ = ["OnSkip", "Prefetcher", "StreamEpoch"]
 
 OnSkip = Callable[[str, range, HexdataError], None]
 """Called with the name of a shard, the rows of it that were left out, and the error.
@@ -51,6 +42,20 @@ _MAX_READS_PER_SHARD: Final = 8
 """Limits the reads that are planned ahead of the reader if shards are read in many small slices."""
 
 
+class _LoadedWindow(NamedTuple):
+    """A window in memory."""
+
+    window: StreamWindow
+    block: Block
+    """Its rows in the order of delivery, without policies."""
+    order: npt.NDArray[np.int64]
+    """Number in stored order of each row of the block."""
+    is_present: npt.NDArray[np.bool_] | None
+    """Which rows of the block could be read; None for all."""
+    policies: GameTable | None
+    """The rows in stored order, of which only the policies are valid; None if no row has a policy."""
+
+
 class StreamEpoch:
     """One epoch of one rank, in the order of ``StreamSchedule``.
 
@@ -58,11 +63,9 @@ class StreamEpoch:
     the next shards are fetched in the background. No file stays open between two batches.
 
     Args:
-        source: Source of the shards.
-        manifest: Manifest of the shards.
+        data: The shards, and the names of the fields to read.
         options: Options of the loader.
         epoch: The epoch.
-        members: Names of the fields to read.
         on_skip: Called when rows are left out because their shard cannot be read; the batches are shorter
             by these rows. None: the error is raised.
 
@@ -73,23 +76,22 @@ class StreamEpoch:
     """
 
     def __init__(
-        self,
-        source: ShardSource,
-        manifest: ShardManifest,
-        options: LoaderOptions,
-        epoch: int,
-        members: Sequence[str],
-        on_skip: OnSkip | None = None,
+        self, data: LoaderData, options: LoaderOptions, epoch: int, on_skip: OnSkip | None = None
     ) -> None:
-        _check_options(options)
-        self._cached = source if isinstance(source, CachedSource) else None
-        self._reader = BlockReader(source, manifest, options.split, members)
+        manifest = data.manifest
+        assert data.source is not None
+        assert manifest is not None
+        self._board_size, self._members = data.board_size, data.members
+        self._cached = data.source if isinstance(data.source, CachedSource) else None
+        self._reader = BlockReader(data.source, manifest, options.split, data.members)
         sizes = [shard.positions for shard in self._reader.shards]
         self._schedule = StreamSchedule(sizes, manifest.block_size, options, epoch)
         self._options = options
-        self._prefetch = options.copies.prefetch
+        # Joined with the rows of each step, so that a step of which nothing can be read still has all fields.
+        self._empty = ShardRows(self._reader, self._board_size, 0).table().take(np.arange(0), data.members)
         self._on_skip = on_skip
-        self._found_readable_shard = on_skip is None
+        self._found_readable_shard = False
+        # Local folders are checked now, before training begins; other sources would need a request per shard.
         faults = [fault for _, fault in self._reader.find_faults()]
         if faults and on_skip is None:
             raise faults[0]
@@ -101,12 +103,8 @@ class StreamEpoch:
         """Number of batches, which is the same for every rank."""
         return self._schedule.steps
 
-    def blocks(
-        self,
-        steps: range,
-        pool: ThreadPoolExecutor | None = None,  # noqa: ARG002 - streams are read in order
-    ) -> Iterator[PackedStep]:
-        """Yield the positions of this rank at each of the given steps; see ``Epoch``.
+    def parts(self, steps: range) -> Iterator[Part]:
+        """Yield the positions of this rank at each of the given steps, in order.
 
         Windows before the first step are not read.
 
@@ -118,94 +116,124 @@ class StreamEpoch:
         """
         self._schedule.check_workers(steps.step)
         windows: dict[int, _LoadedWindow] = {}
-        with ExitStack() as stack:
-            prefetcher = self._make_prefetcher(steps)
-            on_read = stack.enter_context(prefetcher).advance if prefetcher else _do_nothing
+        """The window of each stream of this worker."""
+        # The last table that was read. Its memory is used again, but only here: other threads may iterate.
+        scratch: deque[GameTable] = deque(maxlen=1)
+        with self._prefetcher(steps) as ahead:
             for step in steps:
-                blocks: list[Block] = []
-                flags: list[tuple[int, bool]] = []
-                for part in self._schedule.slices_at(step):
-                    own = list(self._read_slice(part, windows, on_read))
-                    repeated = self._read_padding(part.padding)
-                    blocks += [*own, *repeated]
-                    flags += [(block_length(block), False) for block in own]
-                    flags += [(block_length(block), True) for block in repeated]
-                # Joining with an empty block copies the rows, so that no batch refers to a window.
-                yield join_blocks([_BlockBuilder(self._reader, 0).block(), *blocks]), _padding_mask(flags)
+                slices, blocks = list(self._schedule.slices_at(step)), []
+                for own in slices:
+                    if own.window is None:
+                        blocks.append(self._read_padding(own.start, own.stop))
+                        continue
+                    stream = own.window.stream
+                    if stream not in windows or windows[stream].window != own.window:
+                        # Its policies and its order are freed before the next window is read.
+                        memory = windows.pop(stream).block if stream in windows else {}
+                        windows[stream] = self._load(own.window, memory, scratch, ahead)
+                    blocks.append(self._take(windows[stream], own.start, own.stop))
+                padding = None
+                if any(own.window is None for own in slices):
+                    sizes = [len(block["position_id"]) for block in blocks]
+                    padding = np.repeat([own.window is None for own in slices], sizes)
+                # An empty block, so that all fields are there if no row is, and that the others are copied.
+                block = join_blocks([self._empty, *blocks])
+                yield Part(range(step, step + 1), partial(dict, block), padding)
 
-    def _make_prefetcher(self, steps: range) -> Prefetcher | None:
-        """Return a prefetcher of the shards of the given steps, or None if nothing is to be prefetched."""
-        streams = self._schedule.count_streams(steps)
-        shards = max(_MIN_PREFETCH, streams) if self._prefetch is None else self._prefetch
+    def _prefetcher(self, steps: range) -> Prefetcher | AbstractContextManager[None]:
+        """Return a prefetcher of the shards of the given steps, or of nothing."""
+        options, shards = self._options, self._options.prefetch
+        # The streams advance together, so the next shards of all of them are needed at about the same time.
+        if shards is None:  # as many as the streams that this rank and worker read
+            shards = math.prod(options.streams) // (options.world_size * steps.step) if options.shuffle else 1
+            shards = max(_MIN_PREFETCH, shards)
         if self._cached is None or not shards:
-            return None
+            return nullcontext()
+        # The same windows in the same order as in `parts`.
         reads = (
-            self._reader.shards[part.shard]
+            self._reader.shards[shard]
             for window in self._schedule.windows(steps)
-            for part in self._schedule.shard_slices(window.start, window.stop)
+            for shard, _, _ in self._schedule.shard_slices(window.start, window.stop)
         )
         return Prefetcher(self._cached, reads, shards)
 
-    def _read_slice(
-        self, part: StreamSlice, windows: dict[int, _LoadedWindow], on_read: Callable[[], None]
-    ) -> Iterator[Block]:
-        """Yield the rows of a slice, and load the next window of its stream when it is reached."""
-        row, stream = part.start, part.stream
-        while row < part.stop:
-            if stream in windows and row >= windows[stream].window.stop:
-                del windows[stream]  # frees its memory before the next window is loaded
-            if stream not in windows:
-                windows[stream] = self._load(self._schedule.window_at(stream, row), on_read)
-            stop = min(part.stop, windows[stream].window.stop)
-            yield windows[stream].slice(row, stop)
-            row = stop
-
-    def _load(self, window: StreamWindow, on_read: Callable[[], None]) -> _LoadedWindow:
-        """Read a window into memory and permute its rows."""
-        block, present = self._read_rows(window.start, window.stop, self._on_skip, on_read)
+    def _load(
+        self, window: StreamWindow, memory: Block, scratch: deque[GameTable], ahead: Prefetcher | None
+    ) -> _LoadedWindow:
+        """Read a window into the memory of another one. New memory would take as long as reading."""
+        count = window.stop - window.start
+        rows = ShardRows(self._reader, self._board_size, count, scratch[0] if scratch else None)
+        is_present = self._read_rows(rows, window.start, window.stop, self._on_skip, ahead)
+        table = rows.table()
+        scratch.append(table)
+        # Shards are read in stored order, then all rows are permuted at once: the memory that is read
+        # at random is still in the CPU cache, since it is the same for all windows.
         permutation = self._schedule.window_order(window)
-        order = None if permutation is None else permutation.slice(0, len(permutation))
-        if present.all():
-            return _LoadedWindow.of_block(window, block if order is None else take_rows(block, order), None)
-        if order is None:
-            order = np.arange(len(present))
-        delivered = present[order]
-        block_rows = np.cumsum(present) - 1  # index in the block of each row that was read
-        counts = np.concatenate([[0], np.cumsum(delivered)])
-        return _LoadedWindow.of_block(window, take_rows(block, block_rows[order[delivered]]), counts)
+        order = np.arange(count) if permutation is None else permutation.slice(0, count)
+        block: Block = {}
+        for name, array in table.packed.items():
+            own = memory[name][:count] if name in memory else array[:0]
+            if len(own) < count:
+                own = allocate(array.shape, array.dtype)
+            block[name] = array.take(order, axis=0, out=own, mode="clip")  # other modes copy once more
+        present = None if is_present.all() else is_present[order]
+        return _LoadedWindow(window, block, order, present, table if table.has_policies else None)
+
+    def _take(self, loaded: _LoadedWindow, start: int, stop: int) -> Block:
+        """Return rows [start, stop) of the epoch, except those that could not be read."""
+        own = slice(start - loaded.window.start, stop - loaded.window.start)
+        order = loaded.order[own]
+        block = {name: array[own] for name, array in loaded.block.items()}
+        # Rows that could not be read are left out here, in the order of
+        # delivery, so that the others keep their steps.
+        if loaded.is_present is not None:
+            order = order[loaded.is_present[own]]
+            block = {name: array[loaded.is_present[own]] for name, array in block.items()}
+        elif stop == loaded.window.stop:
+            # The next window may be read into this memory before the rows of the step are joined.
+            block = {name: array.copy() for name, array in block.items()}
+        if loaded.policies:
+            block |= loaded.policies.take_policies(order, contents="policy" in self._members)
+        return block
+
+    def _read_padding(self, start: int, stop: int) -> Block:
+        """Return the rows of the epoch that are repeated as padding, except those that cannot be read."""
+        rows = np.arange(start, stop) % self._schedule.positions
+        first, last = int(rows.min()), int(rows.max())
+        read = ShardRows(self._reader, self._board_size, last + 1 - first)
+        # Skipped rows are reported where they are delivered.
+        on_skip = None if self._on_skip is None else lambda *_: None
+        is_present = self._read_rows(read, first, last + 1, on_skip)
+        return read.table().take((rows - first)[is_present[rows - first]], self._members)
 
     def _read_rows(
-        self, start: int, stop: int, on_skip: OnSkip | None, on_read: Callable[[], None]
-    ) -> tuple[Block, npt.NDArray[np.bool_]]:
-        """Return rows [start, stop) of the epoch in stored order.
+        self, rows: ShardRows, start: int, stop: int, on_skip: OnSkip | None, ahead: Prefetcher | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Read rows [start, stop) of the epoch, and return which of them could be read, (stop - start,).
 
         Args:
+            rows: Where the rows are read to.
             start: First row.
             stop: End of the rows.
             on_skip: Called for each slice of a shard that cannot be read. None: the error is raised.
-            on_read: Called before each slice of a shard is read.
-
-        Returns:
-            The rows that could be read, and which of the requested rows these are, bool (stop - start,).
+            ahead: Prefetcher of the slices (default None).
         """
-        builder = _BlockBuilder(self._reader, stop - start)
-        present = np.ones(stop - start, np.bool_)
+        is_present = np.ones(stop - start, np.bool_)
         row = 0
-        for part in self._schedule.shard_slices(start, stop):
-            count = part.stop - part.start
-            on_read()
+        for shard, first, last in self._schedule.shard_slices(start, stop):
+            if ahead:
+                ahead.advance()
             try:
-                builder.add(part)
+                rows.read(shard, first, last, row)
             except (StoreError, FormatError) as error:
                 if on_skip is None:
                     raise
                 self._require_readable_shard(error)
-                on_skip(self._reader.shards[part.shard].name, range(part.start, part.stop), error)
-                present[row : row + count] = False
-            else:
-                self._found_readable_shard = True
-            row += count
-        return builder.block(), present
+                on_skip(self._reader.shards[shard].name, range(first, last), error)
+                # Rows keep their numbers, so the order of all other rows is that of an undamaged epoch.
+                is_present[row : row + last - first] = False
+            row += last - first
+        return is_present
 
     def _require_readable_shard(self, fault: HexdataError) -> None:
         """Check, after a shard could not be read, that another one can be.
@@ -213,144 +241,18 @@ class StreamEpoch:
         Raises:
             StoreError: No shard can be read, so every batch would be empty.
         """
-        for shard in range(len(self._reader.shards)):
-            if self._found_readable_shard:
-                return
-            try:
-                for _ in self._reader.read(shard, 0, 1):
-                    pass
-            except (StoreError, FormatError):
-                continue
-            self._found_readable_shard = True
+
+        def is_readable(shard: int) -> bool:
+            with contextlib.suppress(StoreError, FormatError):
+                return bool(list(self._reader.read(shard, 0, 1)))
+            return False
+
+        # Once a shard has been read, a run with "skip" continues, even if all others fail.
+        shards = range(len(self._reader.shards))
+        self._found_readable_shard = self._found_readable_shard or any(map(is_readable, shards))
         if not self._found_readable_shard:
-            raise StoreError(
-                f"no shard of {self._options.split} can be used",
-                path=fault.path,
-                found=fault.detail(),
-                hint=REPAIR_HINT,
-            )
-
-    def _read_padding(self, padding: range) -> list[Block]:
-        """Return the rows of the epoch that are repeated as padding, except those that cannot be read."""
-        if not padding:
-            return []
-        rows = np.arange(padding.start, padding.stop) % self._schedule.positions
-        first, last = int(rows.min()), int(rows.max())
-        on_skip = None if self._on_skip is None else _ignore_skip
-        block, present = self._read_rows(first, last + 1, on_skip, _do_nothing)
-        rows -= first
-        return [take_rows(block, (np.cumsum(present) - 1)[rows[present[rows]]])]
-
-
-def _check_options(options: LoaderOptions) -> None:
-    given = {
-        "where": options.where is not None,
-        "dedup": options.dedup != "none",
-        "newest": options.newest is not None,
-        "final_policy='skip'": options.batch.final_policy == "skip",
-    }
-    selecting = [name for name, is_given in given.items() if is_given]
-    if selecting:
-        raise ConfigError(
-            "stream mode cannot select positions",
-            found=", ".join(selecting),
-            hint="Use mode='games' or 'exact', or select with `hexdata shuffle` before you export.",
-        )
-
-
-def _ignore_skip(name: str, rows: range, error: HexdataError) -> None:
-    """Do not report skipped padding: its rows are reported where they are delivered."""
-
-
-def _do_nothing() -> None:
-    """Replace ``Prefetcher.advance`` if nothing is prefetched."""
-
-
-class _BlockBuilder:
-    """Builds a block of a known number of rows from slices of shards."""
-
-    def __init__(self, reader: BlockReader, rows: int) -> None:
-        self._reader = reader
-        self._arrays = {
-            name: np.empty((rows if name not in SPARSE_FIELDS else 0, *spec.shape), spec.dtype)
-            for name, spec in reader.specs.items()
-        }
-        self._policies: list[Block] = []
-        self._rows = 0
-
-    def add(self, part: ShardSlice) -> None:
-        """Append a slice of a shard. If reading it fails, nothing is appended."""
-        size = self._reader.block_size
-        block_start = part.start // size * size
-        row, policies = self._rows, []
-        with closing(self._reader.read(part.shard, block_start // size, -(-part.stop // size))) as blocks:
-            for block in blocks:
-                start, stop = max(part.start - block_start, 0), min(part.stop - block_start, size)
-                rows = slice_rows(block, start, stop)
-                for name in row_fields(rows):
-                    self._arrays[name][row : row + stop - start] = rows[name]
-                if "policy_row" in rows:
-                    own = {name: rows[name] for name in SPARSE_FIELDS}
-                    policies.append(own | {"policy_row": own["policy_row"] + np.uint32(row)})
-                row += stop - start
-                block_start += size
-        self._rows = row
-        self._policies += policies
-
-    def block(self) -> Block:
-        """Return the rows appended so far."""
-        block = {name: array[: self._rows] for name, array in self._arrays.items()}
-        for name in SPARSE_FIELDS:
-            if name in block:
-                block[name] = np.concatenate([block[name], *(part[name] for part in self._policies)])
-        return block
-
-
-@dataclass(frozen=True)
-class _LoadedWindow:
-    """A window in memory, with its rows in the order of delivery."""
-
-    window: StreamWindow
-    block: Block
-    """The rows that could be read, without policies."""
-    rows_with_policy: npt.NDArray[np.uint32] | None
-    """The rows of the block that have one of ``policies``, ascending; None if policies are not read."""
-    policies: SparsePolicies | None
-    counts: npt.NDArray[np.int64] | None
-    """``counts[i]`` is how many of the first i rows could be read; None if all rows could."""
-
-    def slice(self, start: int, stop: int) -> Block:
-        """Return views of rows [start, stop) of the epoch, without those that could not be read."""
-        first, last = start - self.window.start, stop - self.window.start
-        if self.counts is not None:
-            first, last = int(self.counts[first]), int(self.counts[last])
-        cut = slice_rows(self.block, first, last)
-        if self.rows_with_policy is None or self.policies is None:
-            return cut
-        begin, end = np.searchsorted(self.rows_with_policy, (first, last))
-        rows = self.rows_with_policy[begin:end] - np.uint32(first)
-        return cut | policies_to_members(self.policies.slice(begin, end), rows)
-
-    @classmethod
-    def of_block(
-        cls, window: StreamWindow, block: Block, counts: npt.NDArray[np.int64] | None
-    ) -> _LoadedWindow:
-        """Return a window with the rows of a block, in the order of delivery."""
-        plain = {name: block[name] for name in row_fields(block)}
-        if "policy_row" not in block:
-            return cls(window, plain, None, None, counts)
-        return cls(window, plain, block["policy_row"], members_to_policies(block), counts)
-
-
-def _padding_mask(flags: Sequence[tuple[int, bool]]) -> npt.NDArray[np.bool_] | None:
-    """Return which rows are padding, or None if none are.
-
-    Args:
-        flags: For each block of a batch its length and whether it is padding.
-    """
-    if not any(padding for _, padding in flags):
-        return None
-    return np.repeat([padding for _, padding in flags], [length for length, _ in flags])
+            reason, found = f"no shard of {self._options.split} can be used", fault.detail()
+            raise StoreError(reason, path=fault.path, found=found, hint=REPAIR_HINT)
 
 
 class Prefetcher:
@@ -365,13 +267,12 @@ class Prefetcher:
     """
 
     def __init__(self, source: CachedSource, reads: Iterator[ShardEntry], shards: int) -> None:
-        self._source = source
-        self._reads = reads
-        self._shards = shards
-        self._bytes = source.cache.size // _CACHE_FRACTION
+        self._source, self._reads, self._shards = source, reads, shards
+        self._next = next(reads, None)
+        """The first read that is not planned yet; the planned ones before it are ``_ahead``."""
         self._ahead: deque[ShardEntry] = deque()
-        self._next: ShardEntry | None = None
         self._stopped = threading.Event()
+        # DataLoader workers may be forked while a prefetcher runs.
         self._pid = os.getpid()
         self._threads = ThreadPoolExecutor(min(shards, _MAX_THREADS), "hexdata-prefetch")
 
@@ -386,28 +287,23 @@ class Prefetcher:
 
     def advance(self) -> None:
         """Start the next read, and fetch the shards of the reads after it."""
+        # `reads` is one plan for both: entries leave `_ahead` as they are
+        # read, and enter it as they are planned.
         if self._ahead:
             self._ahead.popleft()
-        else:  # the read was not planned, so it is the next one
-            self._peek()
-            self._next = None
-        while (entry := self._peek()) is not None and self._fits(entry):
-            self._next = None
-            if all(entry.sha256 != other.sha256 for other in self._ahead):
-                self._threads.submit(self._fetch, entry)
-            self._ahead.append(entry)
-
-    def _peek(self) -> ShardEntry | None:
-        """Return the first read that is not planned yet, or None at the end."""
-        self._next = self._next or next(self._reads, None)
-        return self._next
-
-    def _fits(self, entry: ShardEntry) -> bool:
-        if len(self._ahead) >= self._shards * _MAX_READS_PER_SHARD:
-            return False
-        sizes = {other.sha256: other.bytes for other in (*self._ahead, entry)}
-        return len(sizes) <= self._shards and sum(sizes.values()) <= self._bytes
+        else:
+            self._next = next(self._reads, None)
+        while self._next is not None and len(self._ahead) < self._shards * _MAX_READS_PER_SHARD:
+            known = {entry.sha256: entry.bytes for entry in self._ahead}
+            sizes = known | {self._next.sha256: self._next.bytes}
+            # A shard that several reads share counts once: the cache names copies by their digest.
+            if len(sizes) > self._shards or sum(sizes.values()) > self._source.size // _CACHE_FRACTION:
+                break
+            if self._next.sha256 not in known:
+                self._threads.submit(self._fetch, self._next)
+            self._ahead.append(self._next)
+            self._next = next(self._reads, None)
 
     def _fetch(self, entry: ShardEntry) -> None:
         with contextlib.suppress(HexdataError):
-            self._source.cache.prefetch(entry, self._source.source, self._stopped.is_set)
+            self._source.prefetch(entry.name, self._stopped.is_set)

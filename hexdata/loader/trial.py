@@ -6,87 +6,42 @@ The batches are discarded.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from hexdata.batch import DEFAULT_FIELDS, BatchOptions
-from hexdata.checks import as_tuple
-from hexdata.errors import ConfigError, VerifyError
+from hexdata.checks import check_choice, check_fields
+from hexdata.errors import VerifyError
 from hexdata.loader.loader import Loader
-from hexdata.loader.options import LoaderOptions, Mode
+from hexdata.loader.options import Mode, SplitOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS
-from hexdata.selection.options import Dedup
-from hexdata.shards.options import CACHE_SIZE, CacheOptions, Check
 from hexdata.storage import AnyPath
-
-__all__ = ["EpochStats", "LoadOptions", "LoadResult", "run_loader_trial"]
 
 _NEEDED: Final = ("value", "position_id")
 """Fields from which a trial run computes its results."""
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """Options of a trial run. The other options of ``Loader`` have their defaults.
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions(SplitOptions):
+    """Options of a trial run. The fields ``value`` and ``position_id`` are added to the batches.
 
     Raises:
         ConfigError: An option has an invalid value.
     """
 
-    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012 - read by pydantic, not a field
-
-    split: str = "train"
-    """Split: "train", "val" or "test"."""
+    weights: str | None = None
+    """SQL expression of the weight of each position. None: each position once."""
     epochs: int = 1
     """Number of epochs to run."""
     batch_size: int = 1024
     """Positions per batch."""
-    seed: int = 0
-    """Seed of the order."""
-    shards: str | None = None
-    """First and last shard of the split to read, such as "0-49". None: all shards."""
-    mode: Mode | None = None
-    """Mode of the loader: "games", "exact" or "stream". None: as for ``Loader``."""
-    where: str | None = None
-    """SQL condition that selects positions. None: all positions."""
-    dedup: Dedup = "none"
-    """Duplicate games to leave out: "none", "exact" or "symmetric"."""
-    weights: str | None = None
-    """SQL expression of the weight of each position. None: each position once."""
-    check: Check = "sizes"
-    """What to check before the first epoch: "sizes" of files, or also their "digests"."""
-    cache: str | bool = True
-    """Folder of the shard cache. True: the default folder, for object stores only. False: no cache."""
-    cache_size: int | str = CACHE_SIZE
-    """Maximum size of the cache in bytes, or text such as "50GB"."""
-    prefetch: int | None = None
-    """Number of shards that stream mode fetches in advance. None: one per stream."""
-    fields: tuple[str, ...] = DEFAULT_FIELDS
-    """Fields of the batches. ``value`` and ``position_id`` are added."""
 
     def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise ConfigError("epochs must be at least 1", found=self.epochs)
-        mode: Mode = "exact" if self.mode is None else self.mode
-        LoaderOptions(
-            batch_size=self.batch_size,
-            seed=self.seed,
-            mode=mode,
-            check=self.check,
-            shards=self.shards,
-            where=self.where,
-            dedup=self.dedup,
-            weights=self.weights,
-        )
-        CacheOptions(self.cache, self.cache_size, self.prefetch)
-        object.__setattr__(self, "fields", as_tuple(self.fields))
-        BatchOptions(self.fields)
-        if self.split not in SPLITS:
-            raise ConfigError("unknown split", found=self.split, expected=" or ".join(SPLITS))
+        super().__post_init__()
+        check_fields(self, {"epochs": 1, "batch_size": 1})
+        check_choice("split", self.split, SPLITS)
 
 
 @dataclass(frozen=True)
@@ -149,48 +104,64 @@ def run_loader_trial(
     """
     options = options or LoadOptions()
     start = time.perf_counter()
-    loader = Loader(
-        store,
-        split=options.split,
-        batch_size=options.batch_size,
-        seed=options.seed,
-        shards=options.shards,
-        mode=options.mode,
-        where=options.where,
-        dedup=options.dedup,
-        weights=options.weights,
-        check=options.check,
-        cache=options.cache,
-        cache_size=options.cache_size,
-        prefetch=options.prefetch,
-        progress=progress,
-        fields=(*options.fields, *(name for name in _NEEDED if name not in options.fields)),
-    )
+    given = {each.name: getattr(options, each.name) for each in fields(SplitOptions)}
+    # The ids show that nothing is missing or repeated; the values are read as a trainer would.
+    given["fields"] = (*options.fields, *(name for name in _NEEDED if name not in options.fields))
+    loader = Loader(store, batch_size=options.batch_size, progress=progress, **given)
     opened = time.perf_counter() - start
-    total = loader.positions
-    epochs: list[EpochStats] = []
-    fields: dict[str, str] = {}
+    total, epochs = loader.positions, []
+    fields_of_batch: dict[str, str] = {}
     seconds_to_first = 0.0
     for epoch in range(options.epochs):
         size, realised = loader.positions, loader.realised
-        distinct = realised.positions if realised else size
-        stats, epoch_fields, seconds = _run_epoch(loader, progress)
-        if not epoch:
-            fields, seconds_to_first = epoch_fields, seconds
-        if stats.positions != distinct or stats.delivered != size:
-            times = "by its weight" if realised else "exactly once"
+        delivered, batches, values = 0, 0, 0.0
+        # One array for all ids, since a set would take many times the memory.
+        ids = np.full(size, np.iinfo(np.int64).max)
+        # Without the array above, which a trainer does not make.
+        start = time.perf_counter()
+        for batch in loader:
+            if not fields_of_batch:
+                seconds_to_first = time.perf_counter() - start
+                fields_of_batch = {name: f"{array.dtype} {array.shape}" for name, array in batch.items()}
+            if not batches:
+                progress.begin(f"epoch {epoch}", size, "positions")  # not before reading ahead ends
+            own = ids[delivered : delivered + len(batch["value"])]
+            own[...] = batch["position_id"][: len(own)]  # too many positions fail the check below
+            batches += 1
+            delivered += len(batch["value"])
+            values += float(batch["value"].sum(dtype=np.float64))
+            progress.advance(len(batch["value"]))
+        seconds = time.perf_counter() - start
+        first_ids = ids[: min(delivered, 5)].tolist()
+        ids.sort()  # in place: np.unique would copy them
+        distinct = int(np.count_nonzero(np.diff(ids[:delivered], prepend=-1)))
+        expected = realised.positions if realised else size
+        if (delivered, distinct) != (size, expected):
             raise VerifyError(
-                f"epoch {epoch} did not deliver every position {times}",
+                f"epoch {epoch} did not deliver every position {'by weight' if realised else 'exactly once'}",
                 path=store,
-                found=f"{stats.delivered:,} positions, {stats.positions:,} of them distinct",
-                expected=f"{size:,} positions, {distinct:,} of them distinct",
-                hint="Run `hexdata verify`. If it finds no error, report a bug of the loader.",
+                found=f"{delivered:,} positions, {distinct:,} of them distinct",
+                expected=f"{size:,} positions, {expected:,} of them distinct",
             )
-        epochs.append(stats)
+        epochs.append(
+            EpochStats(
+                epoch=epoch,
+                batches=batches,
+                delivered=delivered,
+                positions=distinct,
+                weight_sum=realised.weight_sum if realised else None,
+                seconds=seconds,
+                positions_per_second=delivered / max(seconds, 1e-9),
+                value_mean=values / max(delivered, 1),
+                first_ids=first_ids,
+                digest=str(loader.epoch_digest),
+            )
+        )
     table = loader.games
+    mode: Any = loader.options.mode
     return LoadResult(
         split=options.split,
-        mode=loader.options.mode,
+        mode=mode,
         seed=loader.options.seed,
         positions=total,
         games=table.games if table else None,
@@ -198,65 +169,5 @@ def run_loader_trial(
         seconds_to_open=opened,
         seconds_to_first_batch=seconds_to_first,
         epochs=epochs,
-        fields=fields,
+        fields=fields_of_batch,
     )
-
-
-def _run_epoch(loader: Loader, progress: Progress) -> tuple[EpochStats, dict[str, str], float]:
-    """Run an epoch; return its measurements, the fields of a batch and the seconds to the first batch."""
-    fields: dict[str, str] = {}
-    seconds_to_first = 0.0
-    epoch, batches, delivered, values = loader.epoch, 0, 0, 0.0
-    size, realised = loader.positions, loader.realised
-    first_ids: list[int] = []
-    ids = _DeliveredIds(size)
-    start = time.perf_counter()
-    for batch in loader:
-        if not batches:
-            seconds_to_first = time.perf_counter() - start
-            progress.begin(f"epoch {epoch}", size, "positions")  # not before reading ahead ends
-        batches += 1
-        delivered += len(batch["value"])
-        ids.add(batch["position_id"])
-        values += float(batch["value"].sum(dtype=np.float64))
-        fields = fields or {name: f"{array.dtype} {array.shape}" for name, array in batch.items()}
-        first_ids = first_ids or batch["position_id"][:5].tolist()
-        progress.advance(len(batch["value"]))
-    seconds = time.perf_counter() - start
-    stats = EpochStats(
-        epoch=epoch,
-        batches=batches,
-        delivered=delivered,
-        positions=ids.count_distinct(),
-        weight_sum=None if realised is None else realised.weight_sum,
-        seconds=seconds,
-        positions_per_second=delivered / max(seconds, 1e-9),
-        value_mean=values / max(delivered, 1),
-        first_ids=first_ids,
-        digest=str(loader.epoch_digest),
-    )
-    return stats, fields, seconds_to_first
-
-
-class _DeliveredIds:
-    """The position ids delivered in an epoch, 8 bytes each.
-
-    Args:
-        positions: Number of positions in the epoch. Further ids are not stored.
-    """
-
-    def __init__(self, positions: int) -> None:
-        self._ids = np.empty(positions, np.int64)
-        self._count = 0
-
-    def add(self, ids: npt.NDArray[np.int64]) -> None:
-        """Store ids, int64 (B,)."""
-        space = self._ids[self._count : self._count + len(ids)]
-        space[...] = ids[: len(space)]  # an epoch with too many positions fails the check of ``delivered``
-        self._count += len(space)
-
-    def count_distinct(self) -> int:
-        """Return the number of different ids, and sort the stored ids."""
-        ids = self._ids[: self._count]
-        ids.sort()
-        return int(np.count_nonzero(ids[1:] != ids[:-1])) + (len(ids) > 0)

@@ -1,14 +1,14 @@
 """Weights of positions: the number of times that each epoch delivers each position.
 
-A position of weight w is delivered floor(w) or ceil(w) times per epoch. ``docs/order.md`` defines which: it
-is a systematic sample along the seeded order of the position ids, from an offset that advances by the golden
-ratio with each epoch. Any epoch can be computed directly.
+A position of weight w is delivered floor(w) or ceil(w) times per epoch. ``docs/order.md`` defines which: a
+systematic sample along the seeded order of the position ids gives the number of times in each cycle of eight
+epochs, and three halvings, in which pairs of positions are exchanged at random, the epochs. Any epoch can be
+computed directly.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,45 +16,39 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import BudgetError, ConfigError
-from hexdata.loader.options import ARRAY
-from hexdata.loader.row_filter import OpenStore, RowSubset, evaluate_labels
-from hexdata.loader.row_source import RowSource
+from hexdata.checks import unusable
+from hexdata.errors import ConfigError
+from hexdata.loader.game_table import GameTable
+from hexdata.loader.options import Weights
+from hexdata.loader.row_filter import Rows, evaluate_labels, join_rows
+from hexdata.loader.shared_arrays import require_memory
 from hexdata.order import derive_key, sort_key
-from hexdata.pool import available_memory
-from hexdata.units import format_bytes
-
-__all__ = [
-    "WEIGHT_UNIT",
-    "RealisedWeights",
-    "RowWeights",
-    "WeightedRows",
-    "Weights",
-    "align_weights",
-    "weights_text",
-]
 
 Int64Array = npt.NDArray[np.int64]
-Weights = str | npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike]
-"""Weights as given: an SQL expression, one weight for each row, or a pair of position ids and weights."""
-RowWeights = str | npt.NDArray[Any]
-"""An SQL expression, or one number for each row of a split (N,)."""
 
+# Integers make the counts exact and equal on every machine; sums of floats depend on their order.
 _UNIT_BITS: Final = 32
 WEIGHT_UNIT: Final = 1 << _UNIT_BITS
 """Weights are multiples of 1 / WEIGHT_UNIT."""
 _MASK: Final = WEIGHT_UNIT - 1
 _GOLDEN_STEP: Final = 0x9E3779B9
-"""2^32 divided by the golden ratio, made odd: what the offset advances by with each epoch."""
+"""2^32 divided by the golden ratio, made odd: what the offset advances by with each cycle."""
+# Part of the order: another number changes which positions an epoch delivers.
+_HALVINGS: Final = 3
+_CYCLE: Final = 1 << _HALVINGS
+"""Number of epochs in a cycle. In longer ones, the counts of a position are less even."""
+# The integer part then fits into 16 bits.
 _LARGEST: Final = 65_535
 """Largest weight."""
-_CHUNK: Final = 1 << 18
+# Sums of 8 fractions of 32 bits over a chunk stay below 2^51, far from the limit of 64 bits.
+_CHUNK: Final = 1 << 16
 """Number of rows that are processed together."""
+# Keys and order of a bucket take 8 bytes each, some 64 MB together.
 _SORTED_ROWS: Final = 1 << 22
 """Approximate number of sort keys that are sorted together."""
+# Marks rows without a fraction, which never take part in a draw; buckets are the numbers below.
 _NO_BUCKET: Final = 65_535
-_ITEM_BYTES: Final = 2
-_MEMORY_SHARE: Final = 0.8
+_ITEM_BYTES: Final = 4
 
 
 @dataclass(frozen=True)
@@ -73,68 +67,47 @@ class RealisedWeights:
     """``delivered / weight_sum``."""
 
 
-def weights_text(given: Weights | None) -> str | None:
-    """Return the weights as options and states record them: the expression, or "array" for arrays."""
-    return given if given is None or isinstance(given, str) else ARRAY
+def _values(
+    source: GameTable, given: Weights, subset: Rows | None
+) -> Iterator[tuple[slice, npt.NDArray[np.float64]]]:
+    """Yield the weights of the selected rows, not checked, some at a time, and which of these rows they are.
 
-
-def align_weights(source: RowSource, given: Weights) -> RowWeights:
-    """Return an SQL expression unchanged, and arrays as one number for each row of a split.
-
-    Args:
-        source: The rows of the split.
-        given: An SQL expression over the columns of a position and its game; or one weight for each row (N,);
-            or a pair of position ids and weights, both (M,), in any order. Ids that are not in the split are
-            not used, and rows whose ids are missing get NaN.
+    Rows whose ids are missing from pairs of ids and weights get NaN.
 
     Raises:
-        ConfigError: The arrays have another shape or dtype, or contain an id twice.
+        ConfigError: Arrays have another shape or dtype, or contain an id twice, or the expression is invalid.
     """
     if isinstance(given, str):
-        return given
-    if not (isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "__len__")):
-        array = _as_array("weights", given, "iufb")
-        if array.shape != (source.positions,):
-            raise ConfigError(
-                "weights have another length",
-                found=array.shape,
-                expected=f"({source.positions},), one weight for each position of the split in stored order",
-                hint="Give a pair (position_ids, weights) to name the positions.",
-            )
-        return array.copy()
-    ids = _as_array("the position ids of weights", given[0], "iu")
-    array = _as_array("weights", given[1], "iufb")
-    if array.shape != ids.shape:
-        raise ConfigError(
-            "weights have another length", found=array.shape, expected=f"{ids.shape}, one for each id"
-        )
-    order = np.argsort(ids, kind="stable")
-    ordered = ids[order]
-    repeated = np.flatnonzero(ordered[1:] == ordered[:-1])
-    if len(repeated):
-        raise ConfigError("weights contain a position twice", record=f"position {ordered[repeated[0]]}")
-    aligned = np.full(source.positions, np.nan, array.dtype if array.dtype.kind == "f" else np.float64)
-    start = 0
-    for block in source.scan(("position_id",)):
-        wanted = block["position_id"]
-        found = np.searchsorted(ordered, wanted)
-        rows = np.flatnonzero(ordered.take(found, mode="clip") == wanted) if len(ordered) else found[:0]
-        aligned[start + rows] = array[order[found[rows]]]
-        start += len(wanted)
-    return aligned
-
-
-def _values(
-    source: RowSource, weights: RowWeights, subset: RowSubset | None, open_store: OpenStore | None
-) -> Iterator[npt.NDArray[np.float64]]:
-    """Yield the weights of the selected rows in order, some rows at a time, not checked."""
-    if isinstance(weights, str):
-        yield from evaluate_labels(source, "weights", weights, open_store, subset)
+        yield from evaluate_labels(source, "weights", given, subset)
         return
-    count = len(weights) if subset is None else len(subset)
+    given_any: Any = given
+    # A tuple of two plain numbers is one weight each for a split of two positions.
+    is_pair = isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "__len__")
+    array = _as_array("weights", given_any[1] if is_pair else given, "iufb")
+    ids = (
+        _as_array("the position ids of weights", given_any[0], "iu")
+        if is_pair
+        else np.arange(source.positions)
+    )
+    if array.shape != ids.shape:
+        expected = f"{ids.shape}, one for each position{' id' if is_pair else ' in stored order, or a pair'}"
+        raise ConfigError("weights have another length", found=array.shape, expected=expected)
+    order = np.argsort(ids, kind="stable") if is_pair else ids
+    ordered = ids[order]
+    if len(repeated := np.flatnonzero(ordered[1:] == ordered[:-1])):
+        raise ConfigError("weights contain a position twice", record=f"position {ordered[repeated[0]]}")
+    count = source.positions if subset is None else len(subset)
     for start in range(0, count, _CHUNK):
-        indices = np.arange(start, min(start + _CHUNK, count))
-        yield weights[indices if subset is None else subset.rows(indices)].astype(np.float64)
+        own = slice(start, min(start + _CHUNK, count))
+        rows = np.arange(start, own.stop)
+        rows = rows if subset is None else subset[rows]
+        wanted = source.take(rows, ("position_id",))["position_id"] if is_pair else rows
+        values = np.full(len(rows), np.nan)
+        # Ids may be missing, in which case searchsorted gives a neighbour, and its weight stays NaN.
+        found = np.searchsorted(ordered, wanted)
+        known = np.flatnonzero(ordered.take(found, mode="clip") == wanted) if len(ordered) else found[:0]
+        values[known] = array[order[found[known]]]
+        yield own, values
 
 
 def _as_array(name: str, given: Any, kinds: str) -> npt.NDArray[Any]:
@@ -143,11 +116,8 @@ def _as_array(name: str, given: Any, kinds: str) -> npt.NDArray[Any]:
     except ValueError:  # nested sequences of different lengths
         array = np.empty((0, 0), object)
     if array.ndim != 1 or array.dtype.kind not in kinds:
-        raise ConfigError(
-            f"{name} cannot be used",
-            found=f"{type(given).__name__}: {array.dtype} of shape {array.shape}",
-            expected="integers of one dimension" if kinds == "iu" else "numbers of one dimension",
-        )
+        expected = "integers of one dimension" if kinds == "iu" else "numbers of one dimension"
+        raise unusable(name, f"{type(given).__name__}: {array.dtype} of shape {array.shape}", expected)
     return array
 
 
@@ -157,9 +127,8 @@ class WeightedRows:
     Args:
         source: The rows of the split.
         subset: The selected rows; None for all rows.
-        weights: The weights, of which only those of the selected rows are used.
+        weights: The weights, as given. Of arrays, only those of the selected rows are used.
         seed: Seed of the loader.
-        open_store: Opens the store of the games (default None: there is none).
 
     Attributes:
         unit_sum: Sum of the weights of the selected rows, in units of 2^-32.
@@ -171,102 +140,85 @@ class WeightedRows:
         BudgetError: The positions of an epoch do not fit into memory.
     """
 
-    def __init__(
-        self,
-        source: RowSource,
-        subset: RowSubset | None,
-        weights: RowWeights,
-        seed: int,
-        open_store: OpenStore | None = None,
-    ) -> None:
-        self._subset = subset
-        self._read(source, weights, open_store)
+    def __init__(self, source: GameTable, subset: Rows | None, weights: Weights, seed: int) -> None:
+        self._subset, self._positions, self._seed = subset, source.positions, seed
+        # A weight of 2.25 has the integer part 2 and the fraction 2^30.
+        self._whole, self._fraction = self._split_weights(source, weights)
+        # In a fixed byte order, so that equal weights have equal digests on every machine.
+        digest = hashlib.sha256(self._whole.astype("<u2", copy=False).data)
+        digest.update(self._fraction.astype("<u4", copy=False).data)
+        self.digest = digest.hexdigest()
+        self._whole_sum = int(self._whole.sum(dtype=np.int64))
+        self._fraction_sum = int(self._fraction.sum(dtype=np.uint64))
+        self.unit_sum = (self._whole_sum << _UNIT_BITS) + self._fraction_sum
+        # An epoch delivers this number of positions, or one more.
+        shortest_epoch = self.unit_sum >> _UNIT_BITS
+        if not shortest_epoch:  # some epochs would deliver nothing
+            found = f"{len(self._whole):,} weights that add up to {self.weight_sum:g}"
+            raise ConfigError("the weights select no position", found=found, expected="a sum of at least 1")
+        reason = f"the positions of an epoch do not fit into memory: {self.weight_sum:,.0f} in all"
+        # Large weights multiply the length of an epoch, whose row numbers are held in memory.
+        require_memory(_ITEM_BYTES * (shortest_epoch + 1), reason, "Divide all weights by the same number.")
+        # A random start of the systematic sample, so that each position is drawn with its exact probability.
         self._start = derive_key(seed, "weights", "start") >> _UNIT_BITS
-        whole_sum = int(self._whole.sum(dtype=np.int64))
-        fractions = 0 if self._fraction is None else int(self._fraction.sum(dtype=np.uint64))
-        self.unit_sum = (whole_sum << _UNIT_BITS) + fractions
-        if not self.smallest_size:
-            raise ConfigError(
-                "the weights select no position",
-                found=f"weights of {len(self._whole):,} positions that add up to {self.weight_sum:g}",
-                expected="a sum of at least 1",
-            )
-        needed, memory = _ITEM_BYTES * (self.smallest_size + 1), int(available_memory() * _MEMORY_SHARE)
-        if needed > memory:
-            raise BudgetError(
-                "the positions of an epoch do not fit into memory",
-                found=f"weights that add up to {self.weight_sum:,.0f}, which take {format_bytes(needed)}",
-                expected=f"at most {format_bytes(memory)}",
-                hint="Divide all weights by the same number.",
-            )
-        self._phase = self._find_phases(source, derive_key(seed, "weights"))
+        self._order = self._find_order(source, derive_key(seed, "weights"))
 
-    def _read(self, source: RowSource, weights: RowWeights, open_store: OpenStore | None) -> None:
-        """Set the integer parts of the weights, the rests in units of 2^-32, and the digest of both."""
+    def _split_weights(
+        self, source: GameTable, weights: Weights
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint32]]:
+        """Return the integer parts of the weights of the selected rows, and the rests in units of 2^-32."""
         count = source.positions if self._subset is None else len(self._subset)
         whole, fraction = np.empty(count, np.uint16), np.empty(count, np.uint32)
-        start = 0
-        for values in _values(source, weights, self._subset, open_store):
-            stop = start + len(values)
+        for own, values in _values(source, weights, self._subset):
             valid = (values >= 0) & (values <= _LARGEST)
             if not valid.all():
                 index = int(valid.argmin())
-                raise self._error(source, start + index, float(values[index]), isinstance(weights, str))
+                row = self._rows(np.array([own.start + index]))
+                ids, found = source.take(row, ("position_id",))["position_id"], float(values[index])
+                raise ConfigError(
+                    "a weight cannot be used",
+                    record=f"position {ids[0]}",
+                    found="null or nan" if found != found else repr(found),
+                    expected=f"a number from 0 to {_LARGEST:,}; 0 leaves a position out",
+                    hint=f"In SQL, use coalesce(…, 1) and least(…, {_LARGEST}).",
+                )
             lower = np.floor(values)
+            # A fraction just below 1 may be rounded up to a whole unit, which is carried below.
             units = np.rint((values - lower) * WEIGHT_UNIT).astype(np.uint64)
-            whole[start:stop] = lower + (units >> np.uint64(_UNIT_BITS))
-            fraction[start:stop] = units & np.uint64(_MASK)
-            start = stop
-        narrow = whole.max(initial=0) <= np.iinfo(np.uint8).max
-        self._whole: npt.NDArray[Any] = whole.astype(np.uint8) if narrow else whole
-        self._fraction = fraction if fraction.any() else None
-        digest = hashlib.sha256(whole.astype("<u2", copy=False).data)
-        digest.update(fraction.astype("<u4", copy=False).data)
-        self.digest = digest.hexdigest()
+            whole[own] = lower + (units >> np.uint64(_UNIT_BITS))
+            fraction[own] = units & np.uint64(_MASK)
+        # Most weights are small, and one number is kept per selected position.
+        return whole.astype(np.uint8) if whole.max(initial=0) < 256 else whole, fraction
 
-    def _error(self, source: RowSource, index: int, found: float, is_expression: bool) -> ConfigError:
-        (position,) = source.take(self._rows(np.array([index])), ("position_id",))["position_id"].tolist()
-        hint, text = None, repr(found)
-        if found != found:  # NaN
-            text = "null or nan" if is_expression else "none or nan"
-            hint = "Use coalesce(…, 1) for unknown numbers." if is_expression else None
-        elif is_expression and found > _LARGEST:
-            hint = f"Use least(…, {_LARGEST}), or divide all weights by the same number."
-        return ConfigError(
-            "a weight cannot be used",
-            record=f"position {position}",
-            found=text,
-            expected=f"a number from 0 to {_LARGEST:,}; 0 leaves a position out",
-            hint=hint,
-        )
-
-    def _rows(self, indices: Int64Array) -> Int64Array:
-        return indices if self._subset is None else self._subset.rows(indices)
+    def _rows(self, indices: Int64Array) -> npt.NDArray[Any]:
+        return indices if self._subset is None else self._subset[indices]
 
     @property
     def weight_sum(self) -> float:
         """Sum of the weights of the selected rows."""
         return self.unit_sum / WEIGHT_UNIT
 
-    @property
-    def smallest_size(self) -> int:
-        """The smallest number of positions that an epoch can have."""
-        return self.unit_sum >> _UNIT_BITS
-
     def size(self, epoch: int) -> int:
         """Return the number of positions of an epoch, counting each repetition."""
-        return (self.unit_sum + self._offset(epoch)) >> _UNIT_BITS
+        cycle, slot = divmod(epoch, _CYCLE)
+        drawn = (self._offset(cycle) + _CYCLE * self._fraction_sum) >> _UNIT_BITS
+        # Halving a sum needs no single position: pairs split evenly, and the key decides about an odd one.
+        for is_second, key in self._halvings(cycle, slot):
+            drawn = (drawn + (key & 1 ^ is_second)) >> 1
+        return self._whole_sum + drawn
 
     def first(self, epoch: int) -> int:
         """Return the number of positions of all epochs before ``epoch``."""
-        whole, rest = divmod(self.unit_sum, WEIGHT_UNIT)
-        # An epoch has one position more than ``whole`` if its offset and ``rest`` exceed the unit.
-        ends = _sum_of_quotients(epoch, WEIGHT_UNIT, _GOLDEN_STEP, self._start + rest)
-        return epoch * whole + ends - _sum_of_quotients(epoch, WEIGHT_UNIT, _GOLDEN_STEP, self._start)
+        cycles, rest = divmod(epoch, _CYCLE)
+        # The sum of a cycle is a difference of two floors, so whole cycles add up in closed form.
+        ends = _sum_of_quotients(cycles, WEIGHT_UNIT, _GOLDEN_STEP, self._start + _CYCLE * self._fraction_sum)
+        drawn = ends - _sum_of_quotients(cycles, WEIGHT_UNIT, _GOLDEN_STEP, self._start)
+        own = sum(self.size(each) for each in range(epoch - rest, epoch))
+        return cycles * _CYCLE * self._whole_sum + drawn + own
 
-    def rows(self, epoch: int) -> RowSubset:
+    def rows(self, epoch: int) -> Rows:
         """Return the rows of an epoch in stored order, each as often as it is delivered."""
-        return RowSubset(map(self._rows, self._numbers(epoch)))
+        return join_rows(map(self._rows, self._numbers(epoch)), self._positions)
 
     def indices(self, epoch: int) -> Int64Array:
         """Return the indices among the selected rows, ascending, each as often as it is delivered."""
@@ -278,56 +230,102 @@ class WeightedRows:
         positions = sum(int(np.count_nonzero(counts)) for _, counts in self._counts(epoch))
         return RealisedWeights(epoch, self.weight_sum, size, positions, size / self.weight_sum)
 
-    def _offset(self, epoch: int) -> int:
-        """Return where the systematic sampling of an epoch begins, in units of 2^-32."""
-        return (self._start + epoch * _GOLDEN_STEP) & _MASK
+    def _offset(self, cycle: int) -> int:
+        """Return where the systematic sample of a cycle begins, in units of 2^-32."""
+        return (self._start + cycle * _GOLDEN_STEP) & _MASK
+
+    def _halvings(self, cycle: int, slot: int) -> Iterator[tuple[int, int]]:
+        """Yield, for each halving that leads to an epoch of a cycle, the half (0 or 1) and the key."""
+        node = 1
+        for level in reversed(range(_HALVINGS)):
+            half = slot >> level & 1
+            yield half, derive_key(self._seed, "weights", cycle, node)
+            node = 2 * node + half
+
+    def _drawn(self, epoch: int) -> npt.NDArray[np.bool_]:
+        """Return which of the selected rows an epoch delivers once more than ``floor(weight)``."""
+        drawn = np.zeros(len(self._whole), np.bool_)
+        cycle, slot = divmod(epoch, _CYCLE)
+        counts = np.empty(len(self._order), np.uint8)
+        # Draw a whole cycle along the seeded order: a position is drawn
+        # each time the running sum passes a unit.
+        before = np.uint64(self._offset(cycle))
+        for start in range(0, len(counts), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            units = self._fraction[self._order[chunk]].astype(np.uint64) * np.uint64(_CYCLE)
+            ends = np.cumsum(units) + before
+            counts[chunk] = (ends >> np.uint64(_UNIT_BITS)) - ((ends - units) >> np.uint64(_UNIT_BITS))
+            # Only the fraction is carried on, so that sums never overflow.
+            before = ends[-1] & np.uint64(_MASK)
+        # Then halve the counts three times, towards the half that contains this epoch.
+        for half, key in self._halvings(cycle, slot):
+            _take_half(counts, half, key)
+        drawn[self._order[counts > 0]] = True
+        return drawn
 
     def _counts(self, epoch: int) -> Iterator[tuple[int, npt.NDArray[np.uint32]]]:
         """Yield, for some rows at a time, the index of the first and how often each is delivered."""
-        offset = np.uint32(self._offset(epoch))
+        drawn = self._drawn(epoch)
         for start in range(0, len(self._whole), _CHUNK):
             chunk = slice(start, start + _CHUNK)
-            counts = self._whole[chunk].astype(np.uint32)
-            if self._fraction is not None and self._phase is not None:
-                before = self._phase[chunk] + offset  # mod 2^32
-                counts += before + self._fraction[chunk] < before  # the sum exceeds 2^32
-            yield start, counts
+            yield start, self._whole[chunk].astype(np.uint32) + drawn[chunk]
 
     def _numbers(self, epoch: int) -> Iterator[Int64Array]:
-        """Yield the indices of an epoch in order, up to some 2^18 + 65,536 at a time."""
+        """Yield the indices of an epoch in order, some at a time."""
         for start, counts in self._counts(epoch):
-            ends = np.cumsum(counts, dtype=np.int64)
-            cuts = np.searchsorted(ends, np.arange(_CHUNK, int(ends[-1]), _CHUNK)).tolist()
-            for first, stop in itertools.pairwise([0, *cuts, len(counts)]):
-                yield np.repeat(np.arange(start + first, start + stop), counts[first:stop])
+            yield np.repeat(np.arange(start, start + len(counts)), counts)
 
-    def _find_phases(self, source: RowSource, key: int) -> npt.NDArray[np.uint32] | None:
-        """Return the sum, mod 2^32, of the fractions before each row in the order of the sort keys.
+    def _find_order(self, source: GameTable, key: int) -> npt.NDArray[Any]:
+        """Return the indices of the rows whose weights have fractions, in the order of their sort keys.
 
-        The order is sorted in ranges of keys, so that it takes little memory.
+        They are sorted in ranges of keys, so that it takes little memory.
         """
         fraction = self._fraction
-        if fraction is None:
-            return None
-        buckets = min(_NO_BUCKET, -(-int(np.count_nonzero(fraction)) // _SORTED_ROWS))
+        count = int(np.count_nonzero(fraction))
+        buckets = min(_NO_BUCKET, -(-count // _SORTED_ROWS))
+        # First pass: the range of keys that each row falls into, 2 bytes per row instead of an 8-byte key.
         bucket = np.full(len(fraction), _NO_BUCKET, np.uint16)
         for start in range(0, len(fraction), _CHUNK):
             chosen = np.flatnonzero(fraction[start : start + _CHUNK]) + start
             high = self._keys(source, chosen, key) >> np.uint64(_UNIT_BITS)
             bucket[chosen] = high * np.uint64(buckets) >> np.uint64(_UNIT_BITS)
-        phase = np.zeros(len(fraction), np.uint32)
-        total = np.uint64(0)
+        order = np.empty(count, np.uint32 if len(fraction) <= WEIGHT_UNIT else np.int64)
+        start = 0
+        # Second pass: sort one range after the other, which computes its keys again.
         for number in range(buckets):
             chosen = np.flatnonzero(bucket == number)
             ordered = chosen[np.argsort(self._keys(source, chosen, key), kind="stable")]
-            units = fraction[ordered].astype(np.uint64)
-            ends = np.cumsum(units) + total
-            phase[ordered] = (ends - units) & np.uint64(_MASK)
-            total = ends[-1] & np.uint64(_MASK) if len(ends) else total
-        return phase
+            order[start : start + len(chosen)] = ordered
+            start += len(chosen)
+        return order
 
-    def _keys(self, source: RowSource, chosen: Int64Array, key: int) -> npt.NDArray[np.uint64]:
+    def _keys(self, source: GameTable, chosen: Int64Array, key: int) -> npt.NDArray[np.uint64]:
         return sort_key(source.take(self._rows(chosen), ("position_id",))["position_id"], key)
+
+
+def _take_half(counts: npt.NDArray[np.uint8], half: int, key: int) -> None:
+    """Halve the counts of positions in place: an odd count is rounded up in one half and down in the other.
+
+    Of each two successive odd counts, one is rounded up in the first half, the other one in the second, so
+    that the sum is halved too. The key decides which, and also about a last one that has no other.
+
+    Args:
+        counts: Counts in a range of epochs, in the order of the draw.
+        half: 0 for the first half of these epochs, 1 for the second.
+        key: Key of the range.
+    """
+    total, rank = int(np.count_nonzero(counts & 1)), 0
+    for start in range(0, len(counts), _CHUNK):
+        chunk = counts[start : start + _CHUNK]
+        odd = np.flatnonzero(chunk & 1)
+        ranks = np.arange(rank, rank + len(odd), dtype=np.uint64)
+        in_first = (ranks & np.uint64(1)) ^ sort_key(ranks >> np.uint64(1), key) >> np.uint64(63)
+        rank += len(odd)
+        # The last odd count of all has no partner in its pair.
+        if len(odd) and rank == total and total % 2:
+            in_first[-1] = key & 1
+        chunk[odd] += in_first.astype(np.uint8) ^ half
+        chunk >>= 1
 
 
 def _sum_of_quotients(count: int, divisor: int, step: int, start: int) -> int:

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from hexdata.quality.theory import DEVIATIONS, Moments
 
-__all__ = ["BucketFigures", "Figure", "Quality", "judge"]
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -41,24 +39,47 @@ class Figure:
     ok: bool = True
     note: str = ""
 
+    def row(self) -> dict[str, str]:
+        """Return the texts of the figure in a table, by column."""
 
-def judge(figure: Figure, found: float, chance: Moments, scale: float) -> Figure:
+        def text(value: float | None) -> str:
+            if value is None:
+                return "-"
+            if self.unit == "share":
+                return f"{100 * value:.4g}%"
+            return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.4g}"
+
+        return {
+            "figure": self.title,
+            "status": ("ok" if self.ok else "FAILED") if self.judged else "-",
+            "before": text(self.before),
+            "after": text(self.after),
+            "expected": text(self.expected),
+            "s.d.": text(self.deviation),
+            "deviation, s.d.": "-" if self.z is None else f"{self.z:+.1f}",
+            "limit": "-" if self.bound is None else f"{self.bound:.4g}",
+            "note": self.note,
+        }
+
+
+def judge(figure: Figure, found: float, chance: Moments, scale: float = 1.0, *, both: bool = False) -> Figure:
     """Return ``figure`` completed with a measured statistic, its expected value and the verdict.
 
     Args:
         figure: Figure with name, title, unit, ``before`` and note.
         found: The measured statistic.
         chance: Moments of the statistic in a uniform random order.
-        scale: Factor from the statistic to the figure.
+        scale: Factor from the statistic to the figure. Default 1.
+        both: Whether the lower limit is as wide as the upper one. Default False: counts are skewed to the
+            right, so only their upper limit is widened.
     """
-    deviation = chance.deviation
+    deviation, bound, note = chance.deviation, chance.bound, ""
     z = (found - chance.mean) / deviation if deviation else None
-    bound = chance.bound
-    reason = figure.note
-    if not deviation:
-        reason = reason or "does not depend on the order"
+    ok = z is None or bound is None or -(bound if both else DEVIATIONS) <= z <= bound
+    if z is None:
+        note = "does not depend on the order"
     elif bound is None:
-        reason = reason or "too few pairs or rows to judge"
+        note = "too few pairs or rows to judge"
     return replace(
         figure,
         after=found * scale,
@@ -67,8 +88,8 @@ def judge(figure: Figure, found: float, chance: Moments, scale: float) -> Figure
         z=z,
         bound=bound,
         judged=z is not None and bound is not None,
-        ok=z is None or bound is None or -DEVIATIONS <= z <= bound,
-        note=reason,
+        ok=ok,
+        note=figure.note or note,
     )
 
 

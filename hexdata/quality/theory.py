@@ -7,27 +7,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
-from typing import Final
-
-__all__ = [
-    "DEVIATIONS",
-    "Kernel",
-    "Moments",
-    "Slots",
-    "batch_slots",
-    "expected_games",
-    "lag_slots",
-    "moments",
-    "possible_share",
-    "product_kernel",
-    "same_game_kernel",
-    "tail_bound",
-    "total",
-]
+from typing import Final, NamedTuple
 
 DEVIATIONS: Final = 5.0
 """Accepted deviation from the mean, in standard deviations of a normal distribution."""
@@ -37,24 +20,15 @@ _LARGEST_SKEW: Final = 4.0
 """Above this skewness the mean of a count is below 1/16, which is too little evidence for a verdict."""
 
 
-@dataclass(frozen=True)
-class Slots:
-    """Pairs of row indices. A statistic is the sum of a kernel over the pairs of rows at these indices.
-
-    Attributes:
-        pairs: Number of pairs.
-        touching: Number of ordered pairs of pairs that share one index.
-        clique: Largest number of indices that are all paired with each other: the batch size, or 2 for
-            neighbours.
-    """
+class Slots(NamedTuple):
+    """Pairs of row indices. A statistic is the sum of a kernel over the pairs of rows at these indices."""
 
     pairs: int
+    """Number of pairs."""
     touching: int
+    """Number of ordered pairs of pairs that share one index."""
     clique: int
-
-    def __add__(self, other: Slots) -> Slots:
-        """Return the union of two sets that have no index in common."""
-        return Slots(self.pairs + other.pairs, self.touching + other.touching, max(self.clique, other.clique))
+    """Largest number of indices that are all paired with each other: the batch size, or 2 for neighbours."""
 
 
 def lag_slots(runs: Iterable[tuple[int, int]], lag: int) -> Slots:
@@ -63,62 +37,43 @@ def lag_slots(runs: Iterable[tuple[int, int]], lag: int) -> Slots:
     In a range of l rows, l - lag indices are the first of a pair, and l - 2 lag of them also the second of
     one.
     """
-    found = Slots(0, 0, 2)
-    for start, stop in runs:
-        length = stop - start
-        found += Slots(max(0, length - lag), 2 * max(0, length - 2 * lag), 2)
-    return found
+    lengths = [stop - start for start, stop in runs]
+    return Slots(sum(max(0, n - lag) for n in lengths), 2 * sum(max(0, n - 2 * lag) for n in lengths), 2)
 
 
 def batch_slots(runs: Iterable[tuple[int, int]], size: int) -> Slots:
     """Return the pairs of indices within batches; batch i has the indices [i size, (i + 1) size)."""
-    found = Slots(0, 0, 0)
+    parts = Counter[int]()  # number of batches, and of parts of batches at the ends of the ranges, by size
     for start, stop in runs:
         first, last = -(-start // size), stop // size
         if first > last:  # within one batch
-            found += _clique(stop - start)
+            parts[stop - start] += 1
         else:
-            found += _clique(first * size - start) + _clique(stop - last * size)
-            if last > first:
-                whole = _clique(size)
-                count = last - first
-                found += Slots(count * whole.pairs, count * whole.touching, size)
-    return found
+            parts[size] += last - first
+            parts.update([first * size - start, stop - last * size])
+    pairs = sum(count * n * (n - 1) // 2 for n, count in parts.items())
+    touching = sum(count * n * (n - 1) * (n - 2) for n, count in parts.items())
+    return Slots(pairs, touching, max((n for n, count in parts.items() if count), default=0))
 
 
-def _clique(size: int) -> Slots:
-    return Slots(size * (size - 1) // 2, size * (size - 1) * (size - 2), size)
-
-
-@dataclass(frozen=True)
-class Kernel:
+class Kernel(NamedTuple):
     """Means of products of a kernel h(a, b) over a uniform random order, for distinct rows a, b, c, d.
 
-    The means are integers over one denominator, so that computations are exact and fast.
-
-    Attributes:
-        mean: Mean of h(a, b).
-        square: Mean of h(a, b)².
-        touching: Mean of h(a, b) h(a, c).
-        disjoint: Mean of h(a, b) h(c, d).
-        denominator: Common denominator of the four means.
-        third: Approximate third moment of h per pair; used for the skewness only.
-        crowding: Additional third moment per index of a clique, relative to the variance.
+    The means are exact, because variances are small differences of them.
     """
 
-    mean: int
-    square: int
-    touching: int
-    disjoint: int
-    denominator: int
+    mean: Fraction
+    """Mean of h(a, b)."""
+    square: Fraction
+    """Mean of h(a, b)²."""
+    touching: Fraction
+    """Mean of h(a, b) h(a, c)."""
+    disjoint: Fraction
+    """Mean of h(a, b) h(c, d)."""
     third: float
+    """Approximate third moment of h per pair; used for the skewness only."""
     crowding: float
-
-
-def _kernel(means: list[Fraction], third: float, crowding: float) -> Kernel:
-    denominator = math.lcm(*(mean.denominator for mean in means))
-    one, square, touching, disjoint = (int(mean * denominator) for mean in means)
-    return Kernel(one, square, touching, disjoint, denominator, third, crowding)
+    """Additional third moment per index of a clique, relative to the variance."""
 
 
 def same_game_kernel(rows: int, pairs: int, triples: int) -> Kernel:
@@ -132,9 +87,12 @@ def same_game_kernel(rows: int, pairs: int, triples: int) -> Kernel:
     two, three = rows * (rows - 1), rows * (rows - 1) * (rows - 2)
     mean = _ratio(pairs, two)
     touching = _ratio(triples, three)
+    # Of all ordered pairs of same-game pairs, 4 triples share one row, and 2 pairs share both.
     disjoint = _ratio(pairs * pairs - 4 * triples - 2 * pairs, three * (rows - 3))
+    # A same-game pair has triples / pairs further rows in its game, of which clique / rows are in the batch.
+    # This factor times clique is 2 l in docs/quality.md.
     crowding = 2.0 * triples / (pairs * rows) if pairs else 0.0
-    return _kernel([mean, mean, touching, disjoint], float(mean), crowding)
+    return Kernel(mean, mean, touching, disjoint, float(mean), crowding)
 
 
 def product_kernel(rows: int, second: float, third: float, fourth: float) -> Kernel:
@@ -148,13 +106,15 @@ def product_kernel(rows: int, second: float, third: float, fourth: float) -> Ker
     """
     s2, s4 = Fraction(second), Fraction(fourth)
     two, three = rows * (rows - 1), rows * (rows - 1) * (rows - 2)
-    means = [
-        _ratio(-s2, two),
-        _ratio(s2 * s2 - s4, two),
-        _ratio(2 * s4 - s2 * s2, three),
-        _ratio(3 * s2 * s2 - 6 * s4, three * (rows - 3)),
-    ]
-    return _kernel(means, (third / rows) ** 2, 0.0)
+    return Kernel(
+        mean=_ratio(-s2, two),
+        square=_ratio(s2 * s2 - s4, two),
+        touching=_ratio(2 * s4 - s2 * s2, three),
+        disjoint=_ratio(3 * s2 * s2 - 6 * s4, three * (rows - 3)),
+        # The third moment of a product of independent values is the product of their third moments.
+        third=(third / rows) ** 2,
+        crowding=0.0,
+    )
 
 
 def _ratio(numerator: int | Fraction, denominator: int) -> Fraction:
@@ -169,10 +129,6 @@ class Moments:
     mean: float
     variance: float
     third: float
-
-    def __add__(self, other: Moments) -> Moments:
-        """Return the moments of the sum of two independent statistics."""
-        return Moments(self.mean + other.mean, self.variance + other.variance, self.third + other.third)
 
     @property
     def deviation(self) -> float:
@@ -191,17 +147,17 @@ def moments(slots: Slots, kernel: Kernel) -> Moments:
     The square of the sum is a sum over ordered pairs of slots: identical ones, those that share an index, and
     those that do not.
     """
-    m, w, d = slots.pairs, slots.touching, kernel.denominator
+    m, w = slots.pairs, slots.touching
     mean = m * kernel.mean
     square = m * kernel.square + w * kernel.touching + (m * m - m - w) * kernel.disjoint
-    variance = max((square * d - mean * mean) / (d * d), 0.0)  # negative only by rounding of the power sums
+    variance = max(float(square - mean * mean), 0.0)  # negative only by rounding of the power sums
     third = m * kernel.third + variance * kernel.crowding * slots.clique
-    return Moments(mean / d, variance, third)
+    return Moments(float(mean), variance, third)
 
 
-def total(parts: Iterable[Moments]) -> Moments:
+def total(parts: Sequence[Moments]) -> Moments:
     """Return the moments of a sum of independent statistics."""
-    return reduce(Moments.__add__, parts, Moments(0.0, 0.0, 0.0))
+    return Moments(sum(p.mean for p in parts), sum(p.variance for p in parts), sum(p.third for p in parts))
 
 
 def tail_bound(skewness: float) -> float | None:
@@ -213,6 +169,7 @@ def tail_bound(skewness: float) -> float | None:
     """
     if skewness > _LARGEST_SKEW:
         return None
+    # The formula divides by the skewness; 5 is its limit.
     if skewness < 1e-6:
         return DEVIATIONS
     return (2 / skewness) * ((1 + skewness * DEVIATIONS / 6 - skewness * skewness / 36) ** 3 - 1)
@@ -236,6 +193,7 @@ def possible_share(
     """
 
     def chance(share: float) -> float:
+        # A product that rounding leaves just below a whole number counts as this number.
         least = math.floor(share * bucket_rows + 1e-9) + 1
         return buckets * sum(n_games * _tail(n, least, bucket_rows / rows) for n, n_games in sizes.items())
 
@@ -253,6 +211,7 @@ def _tail(n: int, least: int, part: float) -> float:
     share = least / n
     if share > 1:
         return 0.0
+    # The bound is valid above the mean only.
     if share <= part or part >= 1:
         return 1.0
     exponent = share * math.log(share / part)

@@ -7,16 +7,16 @@ listed in the manifest and does not change the dataset.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError
 from hexdata.progress import SILENT, Progress
 from hexdata.report.facts import ReportFacts, gather_facts
-from hexdata.report.verdict import Verdict, judge, tiles
+from hexdata.report.verdict import Verdict, judge
 from hexdata.sql import SqlLimits
-from hexdata.storage import AnyPath, as_path, storage_of
-from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
+from hexdata.storage import AnyPath, as_path, translate_errors
 from hexdata.store.files import write_bytes
 
 __all__ = [
@@ -57,7 +57,7 @@ def require_libraries() -> None:
     Raises:
         ConfigError: A library is not installed; the error names the extra of hexdata that installs it.
     """
-    from hexdata.report import charts, page  # noqa: F401
+    from hexdata.report import page  # noqa: F401
 
 
 def write_report(
@@ -86,31 +86,22 @@ def write_report(
     """
     require_libraries()
     path = as_path(output) if output is not None else as_path(store) / REPORT_NAME
-    if storage_of(path).is_folder():
+    if isinstance(path, Path) and path.is_dir():
         raise ConfigError("the report cannot be written: the path is a folder", path=path)
+    # Checked before the store is read, which may take minutes.
     check_suffix(path, "a page", _SUFFIXES)
-    with translate_disk_full(as_path(store)), translate_temporary_disk_full():
+    with translate_errors(as_path(store)):
         facts = gather_facts(store, limits or SqlLimits(), progress)
     progress.begin("draw", None, "charts")
     verdict = judge(facts)
     content = make_page(facts, verdict).encode("utf-8")
-    with translate_disk_full(path, "Choose another --output or free disk space, and run the command again."):
+    with translate_errors(path):
         write_bytes(path, content)
     return Report(str(path), len(content), verdict, facts)
 
 
 def make_page(facts: ReportFacts, verdict: Verdict) -> str:
     """Return the page as HTML text."""
-    # These modules load matplotlib and jinja2.
-    from hexdata.report.contents import contents_sections
-    from hexdata.report.fingerprinting import fingerprinting_section
-    from hexdata.report.mixing import mixing_sections
-    from hexdata.report.page import render_page
+    from hexdata.report.page import render_page  # loads jinja2
 
-    return render_page(
-        name=facts.name,
-        version=facts.version,
-        verdict=verdict,
-        tiles=tiles(facts),
-        sections=[fingerprinting_section(facts), *mixing_sections(facts), *contents_sections(facts)],
-    )
+    return render_page(facts, verdict)

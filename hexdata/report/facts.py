@@ -1,77 +1,82 @@
-"""Numbers of the report, from named queries, shuffle quality, manifest and journal."""
+"""Facts of a report: those of the store, rows of named queries, and the quality of the shuffle."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from hexdata import __version__
+from hexdata.info import StoreInfo, describe
 from hexdata.progress import Progress
 from hexdata.quality import Quality, measure_quality
-from hexdata.report.spread import Spread, spread_of
 from hexdata.retry import repeats_on_disk
 from hexdata.sql import SqlLimits, named_query, open_catalog
 from hexdata.storage import AnyPath
 from hexdata.store import STAGES, Store
-from hexdata.store.files import FileFacts, digest_file
+from hexdata.store.files import digest_file
 from hexdata.store.integrity import require_intact
-from hexdata.store.journal import JournalEntry, read_journal
 from hexdata.store.manifest import MANIFEST_NAME
-from hexdata.store.session import DuckDBPyConnection
-
-__all__ = ["QUERIES", "SPLIT", "ReportFacts", "StageSummary", "gather_facts"]
 
 SPLIT: Final = "train"
 """The split whose shuffle is measured."""
-
 QUERIES: Final = ("splits", "lengths", "tiers", "sources", "rejects", "flags", "first_moves", "opening_cells")
 """Named queries whose rows the report shows."""
+# Hides the view of this name, which fails if its files were removed.
+_NO_BUCKETS: Final = (
+    "CREATE TEMP VIEW shuffled AS SELECT NULL::VARCHAR AS split, NULL::INTEGER AS bucket WHERE false"
+)
 
 Row = dict[str, Any]
 
 
+_LONGEST_GAME: Final = 4096
+"""Games with more positions are ignored; only damaged data contains them."""
+
+
 @dataclass(frozen=True)
-class StageSummary:
-    """ReportFacts about one stage.
+class Spread:
+    """Distribution of the number of pieces of an order that contain positions of a game.
 
     Attributes:
-        stage: Name of the stage in the manifest.
-        fresh: Whether the output was made from the current contents of the store.
-        positions: Number of positions in its output; for ``convert``, in the store.
-        files: Number of files it wrote.
-        bytes: Their total size.
-        missing: Names of files that do not exist or have the wrong size.
-        lineage: The stage's entry in the manifest, with the number of removed buckets as ``removed``.
-        digest: SHA-256 over the names and digests of its files.
-        last: The last run recorded in the journal; None if there is none.
-        runs: Number of runs recorded in the journal.
+        pieces: Number of pieces: the buckets, or equal parts of the order.
+        by_bucket: Whether the pieces are the buckets.
+        games: Number of games measured.
+        positions: Number of positions of these games.
+        before: Number of games by the number of pieces they reach, in the input order (pieces + 1,).
+        after: The same in the shuffled order.
+        chance: The same, expected of a uniform random order.
     """
 
-    stage: str
-    fresh: bool
+    pieces: int
+    by_bucket: bool
+    games: int
     positions: int
-    files: int
-    bytes: int
-    missing: list[str]
-    lineage: dict[str, Any]
-    digest: str
-    last: JournalEntry | None
-    runs: int
+    before: list[int]
+    after: list[int]
+    chance: list[float]
+
+    @property
+    def name(self) -> str:
+        """What the pieces are called."""
+        return "buckets" if self.by_bucket else "pieces"
+
+    def mean(self, reached: Sequence[float]) -> float:
+        """Return the mean number of pieces of one of the distributions."""
+        return sum(number * games for number, games in enumerate(reached)) / sum(reached)
 
 
-@dataclass(frozen=True)
-class ReportFacts:
-    """All numbers of a report.
+@dataclass(frozen=True, kw_only=True)
+class ReportFacts(StoreInfo):
+    """All facts of a report: those of ``hexdata.info``, with an absolute path, and these.
 
     Attributes:
         name: Name of the store's folder, or the last part of its address.
-        location: Absolute path of the store, or its address.
         version: Version of hexdata.
-        board_size: Number of rows of the board; None if the store has no positions.
-        counts: Number of rows by table.
-        without_game: Number of positions that belong to no known game.
-        stages: The stages that have run, in order.
         tables: Rows of each query in ``QUERIES``.
         spread: Number of buckets reached by the games of the training split; None if it is not shuffled.
         quality: Quality of the shuffle of the training split; None if it is not shuffled or the buckets were
@@ -82,12 +87,7 @@ class ReportFacts:
     """
 
     name: str
-    location: str
     version: str
-    board_size: int | None
-    counts: dict[str, int]
-    without_game: int
-    stages: list[StageSummary]
     tables: dict[str, list[Row]]
     spread: Spread | None
     quality: Quality | None
@@ -95,9 +95,10 @@ class ReportFacts:
     manifest_sha256: str
     commands: dict[str, str]
 
-    def stage(self, name: str) -> StageSummary | None:
-        """Return the facts of a stage; None if it has not run."""
-        return next((stage for stage in self.stages if stage.stage == name), None)
+    @property
+    def location(self) -> str:
+        """Absolute path of the store, or its address."""
+        return self.store
 
     def split(self, name: str) -> Row | None:
         """Return the row of the query ``splits`` for a split; None if the split has no games."""
@@ -113,87 +114,93 @@ def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) ->
         BudgetError: The memory is too small.
     """
     opened = Store.open(store)
-    stages = _stages(opened)
-    shuffled = next((s for s in stages if s.stage == "shuffle"), None)
-    split = shuffled.lineage["splits"].get(SPLIT, 0) if shuffled and shuffled.fresh else 0
-    removed = bool(opened.manifest.removed_buckets)
-    checked = (*STAGES["convert"], *(() if removed else ("shuffled",)))
-    require_intact(opened, checked, progress=progress)
+    manifest, removed = opened.manifest, opened.manifest.removed_buckets
+    folders = (*STAGES["convert"], *(() if removed else ("shuffled",)))
+    require_intact(opened, folders, progress=progress)
+    located = Store(opened.path.absolute(), manifest)  # so that the commands work in any folder
+    # `describe` does not compare these files with their digests again.
+    located.intact |= {name for folder in folders for name in manifest.files_in(folder)}
+    info = describe(located)
+    shuffle = info.stage("shuffle")
+    is_current = shuffle is not None and shuffle.state != "outdated"
+    split = manifest.stages["shuffle"]["splits"].get(SPLIT, 0) if is_current else 0
+    spread, values, quality = None, list[Row](), None
     progress.begin("query", len(QUERIES) + 2 * bool(split), "queries")
     with open_catalog(opened, memory=limits.memory, threads=limits.threads) as con:
-        tables = {name: _rows(con, name, progress) for name in QUERIES if name != "splits"}
-        tables["splits"] = _splits(con, opened, progress)
-        spread, values = None, list[Row]()
-        if shuffled and split and not removed:
-            buckets = shuffled.lineage["buckets"][SPLIT]
-            spread = spread_of(_rows(con, "spread", progress), buckets=buckets, positions=split)
-            values = _rows(con, "values_before", progress)
-    location = str(opened.path.absolute())
-    quality = None
+
+        def rows(name: str) -> list[Row]:
+            relation = con.sql(named_query(name))
+            found = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
+            progress.advance(1)
+            return found
+
+        if removed:
+            con.execute(_NO_BUCKETS)
+        tables = {name: rows(name) for name in QUERIES}
+        if removed:  # the manifest has their counts
+            for row in tables["splits"]:
+                row |= {"shuffled": manifest.stages["shuffle"]["splits"].get(row["split"]), "buckets": 0}
+        elif split:
+            spread = _spread_of(rows("spread"), len(manifest.buckets(SPLIT)), split)
+            values = rows("values_before")
+    # After the session of the queries has ended, since each session may use all of the memory.
     if split and not removed:
         progress.begin("measure", None, "positions")
-        quality = measure_quality(store, **limits.session(opened.path)._asdict())
+        quality = measure_quality(store, **limits.session(opened.path))
     return ReportFacts(
+        **vars(info),
         name=opened.path.resolve().name or str(opened.path),
-        location=location,
         version=__version__,
-        board_size=opened.manifest.board_size,
-        counts={name: opened.manifest.counts.get(name, 0) for name in STAGES["convert"]},
-        without_game=opened.count_without_game(),
-        stages=stages,
         tables=tables,
         spread=spread,
         quality=quality,
         values_before=values,
         manifest_sha256=digest_file(opened.path / MANIFEST_NAME)[1],
-        commands={stage: Store(location, opened.manifest).next_command(stage) for stage in STAGES},
+        commands={stage: located.next_command(stage) for stage in STAGES},
     )
 
 
-def _splits(con: DuckDBPyConnection, store: Store, progress: Progress) -> list[Row]:
-    """Return the rows of the query ``splits``; without buckets, their counts are from the manifest."""
-    if not store.manifest.removed_buckets:
-        return _rows(con, "splits", progress)
-    empty = "shuffled AS (SELECT NULL::VARCHAR AS split, NULL::INTEGER AS bucket WHERE false)"
-    lineage = store.manifest.stages["shuffle"]
-    rows = _rows(con, "splits", progress, lambda query: query.replace("WITH", f"WITH {empty},", 1))
-    counts = ({"shuffled": lineage["splits"].get(row["split"]), "buckets": 0} for row in rows)
-    return [row | count for row, count in zip(rows, counts, strict=True)]
+def _spread_of(rows: Iterable[Row], buckets: int, positions: int) -> Spread | None:
+    """Return the spread of the rows of the named query ``spread``; None if there are no games.
+
+    Args:
+        rows: Rows with pieces, positions, before, after and games.
+        buckets: Number of buckets of the split.
+        positions: Number of positions of the split.
+    """
+    # reached_by_chance takes a step per position of the longest game.
+    found = [row for row in rows if row["positions"] <= _LONGEST_GAME]
+    if not found:
+        return None
+    pieces = int(found[0]["pieces"])
+    before, after, sizes = [0] * (pieces + 1), [0] * (pieces + 1), Counter[int]()
+    for row in found:
+        before[row["before"]] += row["games"]
+        after[row["after"]] += row["games"]
+        sizes[row["positions"]] += row["games"]
+    chance = reached_by_chance(sizes, pieces=pieces, positions=positions).tolist()
+    counted = sum(size * games for size, games in sizes.items())
+    return Spread(pieces, pieces == buckets, sizes.total(), counted, before, after, chance)
 
 
-def _rows(
-    con: DuckDBPyConnection, name: str, progress: Progress, change: Callable[[str], str] = str
-) -> list[Row]:
-    """Return the rows of a named query, after a change of its text, as dictionaries."""
-    relation = con.sql(change(named_query(name)))
-    rows = [dict(zip(relation.columns, row, strict=True)) for row in relation.fetchall()]
-    progress.advance(1)
-    return rows
+def reached_by_chance(sizes: Mapping[int, int], *, pieces: int, positions: int) -> npt.NDArray[np.float64]:
+    """Return the expected number of games that reach 0, 1, … pieces in a uniform random order (pieces + 1,).
 
+    The positions of a game are drawn without replacement. If i of them are in k pieces of m positions each,
+    the next one is in a new piece with probability (pieces - k) m / (positions - i).
 
-def _stages(store: Store) -> list[StageSummary]:
-    journal = read_journal(store.path)
-    return [_stage(store, name, journal) for name in STAGES if name in store.manifest.stages]
-
-
-def _stage(store: Store, name: str, journal: Iterable[JournalEntry]) -> StageSummary:
-    manifest = store.manifest
-    lineage = manifest.stages[name]
-    if "removed" in lineage:
-        lineage = lineage | {"removed": len(lineage["removed"])}
-    files: dict[str, FileFacts] = {}
-    for folder in STAGES[name]:
-        files |= manifest.files_in(folder)
-    runs = [entry for entry in journal if entry.stage == name]
-    return StageSummary(
-        stage=name,
-        fresh="of" not in lineage or lineage["of"] == store.input_digest(name),
-        positions=lineage["positions"],
-        files=len(files),
-        bytes=sum(facts.bytes for facts in files.values()),
-        missing=[missing for folder in STAGES[name] for missing in store.missing(folder)],
-        lineage=lineage,
-        digest=manifest.digest(*STAGES[name]),
-        last=runs[-1] if runs else None,
-        runs=len(runs),
-    )
+    Args:
+        sizes: Number of games by their number of positions.
+        pieces: Number of pieces, of equal size.
+        positions: Number of positions in all pieces together.
+    """
+    reached = np.arange(pieces + 1)
+    chance, total = np.zeros(pieces + 1), np.zeros(pieces + 1)
+    chance[0] = 1.0
+    for drawn in range(max(sizes, default=0)):
+        new = np.clip((pieces - reached) * (positions / pieces) / (positions - drawn), 0.0, 1.0)
+        moved = chance * new
+        chance -= moved
+        chance[1:] += moved[:-1]
+        total += sizes.get(drawn + 1, 0) * chance
+    return total

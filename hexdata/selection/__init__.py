@@ -1,13 +1,11 @@
 """SQL queries that select the positions of a shuffle and assign each position to a bucket.
 
-The package only builds queries and small lookup tables. The shuffle executes the queries; ``verify`` repeats
-them and compares the results.
+``select`` returns one query, which reads the tables of the store and small lookup tables. The shuffle runs
+it; ``verify`` runs it again and compares the results.
 """
 
-from hexdata.selection.balance import BalanceRow, Means
-from hexdata.selection.dedup import Duplicates
-from hexdata.selection.options import SelectionOptions
-from hexdata.selection.select import Selection, select
+from hexdata.selection.groups import BalanceRow, Means
+from hexdata.selection.select import Duplicates, Selection, SelectionOptions, select
 
 __all__ = [
     "BalanceRow",

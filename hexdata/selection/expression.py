@@ -7,72 +7,46 @@ therefore gives the same bytes on any machine, in any time zone, at any time.
 from __future__ import annotations
 
 import difflib
-import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 from hexdata.errors import ConfigError
-from hexdata.store.session import QUERY_ERRORS, DuckDBPyConnection, quote
-from hexdata.store.sql_tree import SyntaxNode, check_length, parse_sql, quote_sql, syntax_nodes
-
-__all__ = ["Expression", "check_condition", "check_expression", "explain_failures"]
+from hexdata.store.session import (
+    QUERY_ERRORS,
+    DuckDBPyConnection,
+    SyntaxNode,
+    check_length,
+    parse_sql,
+    quote,
+    quote_sql,
+    syntax_nodes,
+)
 
 _CLASSES: Final = frozenset(
     {"BETWEEN", "CASE", "CAST", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "FUNCTION", "OPERATOR"}
     | {"TYPE"}
 )
 """Node classes of DuckDB's parser that an expression may contain."""
-_CLASS_NAMES: Final = {
-    "COLLATE": "a collation: compare lower(…) instead",
-    "DEFAULT": "DEFAULT",
-    "LAMBDA": "a lambda: use functions of whole lists such as list_contains instead",
-    "PARAMETER": "a parameter",
-    "POSITIONAL_REFERENCE": "a reference to a column by number",
-    "STAR": "a star",
-    "SUBQUERY": "a subquery",
-    "WINDOW": "a window function",
-}
 _STRUCT: Final = "extra"
 """The column whose fields may be given after a dot."""
 _CLAUSES: Final = ("where_clause", "group_expressions", "having", "sample", "qualify", "modifiers")
 """Clauses of a query that are not part of a single expression."""
-_TYPES: Final = frozenset(
-    {"bigint", "blob", "bool", "boolean", "bytea", "char", "decimal", "double", "float", "float4", "float8"}
-    | {
-        "hugeint",
-        "int",
-        "int1",
-        "int2",
-        "int4",
-        "int8",
-        "integer",
-        "list",
-        "long",
-        "numeric",
-        "real",
-        "short",
-    }
-    | {"signed", "smallint", "string", "text", "tinyint", "ubigint", "uhugeint", "uinteger", "usmallint"}
-    | {"utinyint", "varchar"}
+_TYPES: Final = re.compile(
+    r"u?(tiny|small|big|huge)int|u?integer|int[1248]?|signed|short|long|float[48]?|double|real|decimal|numeric"
+    r"|bool(ean)?|char|varchar|text|string|blob|bytea|list"
 )
 """Types allowed in casts. Dates and times are excluded because they depend on the machine's time zone."""
 _ARITHMETIC: Final = frozenset({"+", "-", "add", "equi_width_bins", "isfinite", "isinf", "subtract"})
 """Functions allowed although they accept times too: an expression cannot produce a time as their argument."""
 _VERSION_DEPENDENT: Final = frozenset(
-    {
-        "create_sort_key",
-        "hash",
-        "json_deserialize_sql",
-        "json_serialize_plan",
-        "json_serialize_sql",
-        "version",
-    }
+    {"create_sort_key", "hash", "json_deserialize_sql", "json_serialize_plan", "json_serialize_sql"}
+    | {"version"}
 )
 """Functions whose results may change between releases of DuckDB."""
-_NOT_REPEATABLE: Final = "its value may differ between runs"
+_NOT_SCALAR: Final = "is not a function of a single row"
 
 
 @dataclass(frozen=True)
@@ -104,11 +78,7 @@ class Expression:
 
 
 def check_expression(
-    con: DuckDBPyConnection,
-    option: str,
-    text: str,
-    columns: Mapping[str, str],
-    hints: Mapping[str, str] = MappingProxyType({}),
+    con: DuckDBPyConnection, option: str, text: str, columns: Mapping[str, str]
 ) -> Expression:
     """Parse a text and check that it is one expression that depends only on the given columns.
 
@@ -118,22 +88,21 @@ def check_expression(
         text: The expression.
         columns: DuckDB's types of the columns that may be used, by name. The fields of a struct ``extra`` may
             be used as ``extra.NAME``.
-        hints: Hints of the errors for some names that are not columns (default: none).
 
     Raises:
         ConfigError: The text is too long, not an expression, or contains something that is not allowed.
     """
     check_length(option, text)
-    check = _ExpressionCheck(con, option, text, hints)
-    node = check.parse()
-    names = check.walk(node, check.names_of(columns))
     empty = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns.items())
     try:
+        names = _check(con, text, _names_of(con, columns))
         found = con.sql(f"SELECT (\n{text}\n) AS found FROM (SELECT {empty} FROM range(0))")
         kind = found.types[0]
         found.fetchall()  # over no rows: some invalid arguments are found only when a query starts
-    except QUERY_ERRORS as error:
-        raise check.error(first_line(error), "an expression that DuckDB can evaluate") from error
+    except (ValueError, *QUERY_ERRORS) as error:
+        # Errors of ``_check`` may have a hint as a second argument; those of DuckDB have one argument.
+        reason, hint = (first_line(error), None) if len(error.args) != 2 else error.args
+        raise ConfigError(f"{option}: {reason}", found=quote_sql(text), hint=hint) from error
     return Expression(option, text, frozenset(names), str(kind))
 
 
@@ -175,157 +144,113 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
-class _ExpressionCheck:
-    """Check of one expression."""
+def _names_of(con: DuckDBPyConnection, columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the names of columns, and of the fields of ``extra``, by their spelling in lower case."""
+    names = {name.lower(): name for name in columns}
+    if _STRUCT in columns:
+        (struct,) = con.sql(f"SELECT NULL::{columns[_STRUCT]}").types
+        names |= {f"{_STRUCT}.{field}".lower(): f"{_STRUCT}.{field}" for field, _ in struct.children}
+    return names
 
-    def __init__(self, con: DuckDBPyConnection, option: str, text: str, hints: Mapping[str, str]) -> None:
-        self.con = con
-        self.option = option
-        self.text = text
-        self.hints = hints
 
-    def error(self, reason: str, expected: str, hint: str | None = None) -> ConfigError:
-        return ConfigError(
-            f"{self.option}: {reason}", found=quote_sql(self.text), expected=expected, hint=hint
-        )
+def parse_expression(con: DuckDBPyConnection, text: str) -> SyntaxNode:
+    """Return the syntax tree of the only expression in a text.
 
-    def parse(self) -> SyntaxNode:
-        """Return the syntax tree, which must be the same with and without parentheses around the text."""
-        bare, enclosed = self._parsed(self.text), self._parsed(f"(\n{self.text}\n)")
-        if _without_locations(bare) != _without_locations(enclosed):
-            raise self.error("different in parentheses", "one expression", "Remove the comma at its end.")
-        return bare
+    Raises:
+        ValueError: The text is something else.
+    """
+    statements = parse_sql(con, f"SELECT {text}")
+    # Texts such as "1 FROM t" and "1; SELECT 2" parse, too, so only a plain SELECT of one value is accepted.
+    query = statements[0]["node"]
+    is_plain = query["type"] == "SELECT_NODE" and query["from_table"]["type"] == "EMPTY"
+    if not is_plain or any(query[clause] for clause in _CLAUSES):
+        raise ValueError("a whole query in place of an expression")
+    selected: list[SyntaxNode] = query["select_list"]
+    if len(statements) > 1 or len(selected) > 1:
+        raise ValueError("more than one expression", "Join conditions with AND.")
+    parse_sql(con, f"SELECT {text}\n AS name")  # fails after an alias, and after a comma, which makes a row
+    return selected[0]
 
-    def _parsed(self, text: str) -> SyntaxNode:
-        try:
-            statements = parse_sql(self.con, f"SELECT {text}")
-        except ValueError as error:
-            raise self.error(str(error), "an SQL expression") from error
-        if len(statements) != 1:
-            raise self.error("more than one statement", "one expression", "Remove the semicolon.")
-        return self._only_expression(statements[0]["node"])
 
-    def _only_expression(self, query: SyntaxNode) -> SyntaxNode:
-        """Return the only expression of a SELECT that has no other clause."""
-        plain = query["type"] == "SELECT_NODE" and query["from_table"]["type"] == "EMPTY"
-        if not plain or any(query[clause] for clause in _CLAUSES):
-            raise self.error("a whole query", "one expression")
-        selected = query["select_list"]
-        if len(selected) != 1:
-            raise self.error(f"{len(selected)} expressions", "one expression", "Join conditions with AND.")
-        if selected[0]["alias"]:
-            raise self.error("an expression with an alias", "an expression without AS")
-        node: SyntaxNode = selected[0]
-        return node
+def _check(con: DuckDBPyConnection, text: str, columns: Mapping[str, str]) -> set[str]:
+    """Check every node of the syntax tree of an expression and return the names that it uses.
 
-    def names_of(self, columns: Mapping[str, str]) -> dict[str, str]:
-        """Return the names of columns, and of the fields of ``extra``, by their spelling in lower case."""
-        names = {name.lower(): name for name in columns}
-        if _STRUCT in columns:
-            try:
-                (struct,) = self.con.sql(f"SELECT NULL::{columns[_STRUCT]}").types
-            except QUERY_ERRORS as error:  # names that differ only in case
-                raise self.error(first_line(error), f"a column {_STRUCT} that DuckDB can read") from error
-            fields = [f"{_STRUCT}.{field}" for field, _ in struct.children]
-            names |= {name.lower(): name for name in fields}
-        return names
+    Args:
+        con: Open DuckDB session.
+        text: The expression.
+        columns: Names that may be used, by their spelling in lower case.
 
-    def walk(self, tree: SyntaxNode, columns: Mapping[str, str]) -> set[str]:
-        """Check every node of a syntax tree and return the names that it uses.
-
-        Args:
-            tree: The tree.
-            columns: Names that may be used, by their spelling in lower case.
-        """
-        nodes = [node for node in syntax_nodes(tree) if "class" in node]
-        for node in nodes:
-            self._check_class(node)
-        self._check_functions({n["function_name"].lower() for n in nodes if n["class"] == "FUNCTION"})
-        return {self._column(n["column_names"], columns) for n in nodes if n["class"] == "COLUMN_REF"}
-
-    def _check_class(self, node: SyntaxNode) -> None:
+    Raises:
+        ValueError: It is not allowed. The arguments are the reason and, perhaps, a hint.
+    """
+    nodes = [node for node in syntax_nodes(parse_expression(con, text)) if "class" in node]
+    functions = set()
+    for node in nodes:
         kind = node["class"]
         if kind not in _CLASSES or node["type"] == "GROUPING_FUNCTION":
-            raise self.error(
-                f"contains {_CLASS_NAMES.get(kind, node['type'])}",
-                "columns, constants, operators and functions",
+            raise ValueError(
+                f"contains a {kind.lower()}, but must consist of columns, constants and functions"
             )
-        if kind == "TYPE" and node["type_name"].lower() not in _TYPES:
-            raise self.error(
-                f"a cast to {node['type_name']}", "a cast to a number, to text, to a blob or to a boolean"
-            )
-        if kind == "FUNCTION" and (node["schema"] or node["catalog"]):
-            raise self.error(
-                f"{node['schema']}.{node['function_name']}",
-                "a function and its arguments in parentheses: f(x)",
-            )
-        if kind == "FUNCTION" and (node["filter"] or node["distinct"] or node["order_bys"]["orders"]):
-            raise self._not_scalar_error(node["function_name"])
-
-    def _not_scalar_error(self, name: str) -> ConfigError:
-        return self.error(f"{name} is not a function of a single row", "functions of a single row")
-
-    def _column(self, path: list[str], columns: Mapping[str, str]) -> str:
-        is_field = len(path) == 2 and path[0].lower() == _STRUCT
-        if len(path) > 1 and not is_field:
-            raise self.error(
-                f"{'.'.join(path)}: a column name must not be qualified", "the name of the column alone"
-            )
-        found = ".".join(path)
-        name = found.lower()
-        is_quoted = not is_field and "." in name  # "extra.NAME" in quotes is one name, not a field
-        if name in columns and not is_quoted:
-            return columns[name]
-        hint = self.hints.get(name) or self._similar_column(name, columns, is_quoted=is_quoted)
-        raise self.error(f"no column {found!r}", f"one of {', '.join(_listed(columns))}", hint)
-
-    def _similar_column(self, name: str, columns: Mapping[str, str], *, is_quoted: bool) -> str:
-        """Return a hint for a name that is not a column."""
-        within = sorted(column for column in columns if name in column)
-        similar = within or difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
-        if not similar:
-            return "Put text in single quotes."
-        return f"Did you mean {columns[similar[0]]}{', without quotes' if is_quoted else ''}?"
-
-    def _check_functions(self, names: set[str]) -> None:
-        """Check functions by DuckDB's catalog; a macro is checked by its definition."""
-        if not names:
-            return  # reading the catalog takes longer than the rest of the check
-        listed = ", ".join(map(quote, sorted(names)))
-        facts = self.con.sql(f"""
-            SELECT lower(function_name), function_type, stability, macro_definition, parameters,
-                   regexp_matches(concat(return_type, parameter_types::VARCHAR), 'DATE|TIME')
-            FROM duckdb_functions() WHERE lower(function_name) IN ({listed}) ORDER BY ALL
-        """).fetchall()
-        for name in sorted(names - {fact[0] for fact in facts}):
-            raise self.error(f"no function {name}", "a function of DuckDB")
-        scalar = {name for name, kind, *_ in facts if kind == "scalar"}
-        for name, kind, stability, definition, parameters, of_times in facts:
-            if kind == "table" and name in scalar:  # repeat, for example: an expression calls the scalar one
-                continue
-            if of_times and name in _ARITHMETIC:  # these forms take a time, which no expression can produce
-                continue
-            if kind == "macro":
-                self.walk(self._parsed(definition), {p.lower(): p for p in parameters})
-            elif kind != "scalar":
-                raise self._not_scalar_error(name)
-            elif stability != "CONSISTENT" or name in _VERSION_DEPENDENT:
-                raise self.error(f"{name}: {_NOT_REPEATABLE}", "functions of the row only")
-            elif of_times:
-                raise self.error(
-                    f"{name}: dates and times are not allowed", "functions of numbers, texts and lists"
-                )
+        if kind == "TYPE" and not _TYPES.fullmatch(node["type_name"].lower()):
+            raise ValueError(f"a cast to {node['type_name']}, and not to a number, text, blob or boolean")
+        if kind == "FUNCTION":
+            name = node["function_name"].lower()
+            functions.add(name)
+            # DuckDB parses x.f() as the function f of the schema x.
+            if node["schema"] or node["catalog"]:
+                raise ValueError(f"{node['schema']}.{name} is not a function: write f(x)")
+            # Only aggregates have these, whose values depend on other rows.
+            if node["filter"] or node["distinct"] or node["order_bys"]["orders"]:
+                raise ValueError(f"{name} {_NOT_SCALAR}")
+    _check_functions(con, functions)
+    return {_column(node["column_names"], columns) for node in nodes if node["class"] == "COLUMN_REF"}
 
 
-def _listed(columns: Mapping[str, str]) -> list[str]:
-    """Return the sorted names of columns; of the struct ``extra`` only its fields."""
-    has_fields = any(name.startswith(f"{_STRUCT}.") for name in columns)
-    return sorted(name for name in columns.values() if not (has_fields and name == _STRUCT))
+def _column(path: list[str], columns: Mapping[str, str]) -> str:
+    """Return the name of a column or a field of ``extra``."""
+    found = ".".join(path)
+    is_field = len(path) == 2 and path[0].lower() == _STRUCT
+    if len(path) > 1 and not is_field:
+        raise ValueError(f"{found}: a column name must not be qualified")
+    name = found.lower()
+    is_quoted = not is_field and "." in name  # "extra.NAME" in quotes is one name, not a field
+    if name in columns and not is_quoted:
+        return columns[name]
+    # First names that contain the one given, such as a field of ``extra``; then similar spellings.
+    similar = sorted(column for column in columns if name in column)
+    similar = similar or difflib.get_close_matches(name, columns, n=1, cutoff=0.5)
+    unquoted = ", without quotes" if is_quoted else ""
+    hint = f"Did you mean {columns[similar[0]]}{unquoted}?" if similar else "Put text in single quotes."
+    # Of the struct only its fields, if it has any.
+    fields = [each for each in columns.values() if each.startswith(f"{_STRUCT}.")]
+    known = sorted(each for each in columns.values() if each != _STRUCT or not fields)
+    raise ValueError(f"no column {found!r}, only {', '.join(known)}", hint)
 
 
-def _without_locations(tree: SyntaxNode) -> str:
-    """Return a syntax tree as JSON without the nodes' locations in the text."""
-    for node in syntax_nodes(tree):
-        node.pop("query_location", None)
-        node.pop("query_location_length", None)
-    return json.dumps(tree)
+def _check_functions(con: DuckDBPyConnection, names: set[str]) -> None:
+    """Check functions by DuckDB's catalog; a macro is checked by its definition."""
+    if not names:
+        return  # reading the catalog takes longer than the rest of the check
+    listed = ", ".join(map(quote, sorted(names)))
+    facts = con.sql(f"""
+        SELECT lower(function_name), function_type, stability, macro_definition, parameters,
+               regexp_matches(concat(return_type, parameter_types::VARCHAR), 'DATE|TIME')
+        FROM duckdb_functions() WHERE lower(function_name) IN ({listed}) ORDER BY ALL
+    """).fetchall()
+    for name in sorted(names - {fact[0] for fact in facts}):
+        raise ValueError(f"no function {name}")
+    scalar = {name for name, kind, *_ in facts if kind == "scalar"}
+    for name, kind, stability, definition, parameters, of_times in facts:
+        if kind == "table" and name in scalar:  # repeat, for example: an expression calls the scalar one
+            continue
+        if of_times and name in _ARITHMETIC:  # these forms take a time, which no expression can produce
+            continue
+        # A macro is SQL, so it is allowed if its definition is, with its parameters as columns.
+        if kind == "macro":
+            _check(con, definition, {p.lower(): p for p in parameters})
+        elif kind != "scalar":
+            raise ValueError(f"{name} {_NOT_SCALAR}")
+        elif stability != "CONSISTENT" or name in _VERSION_DEPENDENT:
+            raise ValueError(f"{name}: its value may differ between runs")
+        elif of_times:
+            raise ValueError(f"{name}: dates and times are not allowed")

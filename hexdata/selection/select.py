@@ -1,26 +1,207 @@
-"""Translation of :class:`SelectionOptions` into SQL queries over a store."""
+"""The selection of positions for a shuffle: its options, the filters, and the query that they make.
+
+The filters that act on games, the removal of duplicates and a maximum number of positions per game, write
+lookup tables of the games concerned, never positions.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, get_args
 
+from hexdata.checks import check_choice, check_fields
 from hexdata.errors import ConfigError
-from hexdata.order import derive_key
+from hexdata.order import derive_key, sort_key_sql
 from hexdata.schema import SPLITS, is_target
-from hexdata.selection.balance import BalanceRow, balance
-from hexdata.selection.dedup import Duplicates, count_duplicates, drop_duplicates, limit_per_game
 from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
-from hexdata.selection.options import SelectionOptions
-from hexdata.selection.placement import assign_games, assign_positions, assign_strata
-from hexdata.selection.tables import SPLIT_INDEX_SQL, StoreTables
+from hexdata.selection.groups import BalanceRow, assign_strata, balance
+from hexdata.selection.tables import SPLIT_INDEX, StoreTables, save_query
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.session import DuckDBPyConnection
 
-__all__ = ["Selection", "select"]
+Dedup = Literal["none", "exact", "symmetric"]
+"""Which duplicate games are left out: none, those with equal moves, or those equal under a symmetry too."""
 
-_EXPRESSIONS: Final = ("where", "balance_by", "stratify_by")
+_CHOICES: Final = {
+    "dedup": get_args(Dedup),
+    "per_game_by": ("key", "tier"),
+    "assign": ("position", "game"),
+}
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """Options that select positions for a shuffle and assign them to buckets.
+
+    The filters are applied in this order: ``where``, ``dedup``, ``per_game``, ``balance_by``.
+    ``stratify_by`` and ``assign`` then determine the bucket of each remaining position. Expressions are SQL
+    over the columns of positions and games and over ``source``, the name of the source file. They are checked
+    against the store when the shuffle starts.
+
+    Attributes:
+        where: Condition; only positions for which it is true are kept. Default None: all positions.
+        dedup: ``"exact"`` keeps one game of those with equal moves and first player; ``"symmetric"`` keeps
+            one of those that are equal under a symmetry of the board, fragments included. Default ``"none"``.
+        per_game: Maximum number of positions per game. Default None: no maximum.
+        per_game_by: ``"key"`` (default) chooses the positions of a game at random by a seeded key; ``"tier"``
+            prefers low value sample tiers.
+        balance_by: Expression; within each split, all groups of equal value are reduced to the size of the
+            smallest group by a seeded random choice. Default None.
+        stratify_by: Expression, or ``"length"`` for ``total_positions``; every bucket receives the same share
+            of each value. Default None.
+        assign: Whether single positions (``"position"``, default) or whole games (``"game"``) are assigned to
+            buckets.
+
+    Raises:
+        ConfigError: A value is out of range, or two options exclude each other.
+    """
+
+    where: str | None = None
+    dedup: Dedup = "none"
+    per_game: int | None = None
+    per_game_by: Literal["key", "tier"] = "key"
+    balance_by: str | None = None
+    stratify_by: str | None = None
+    assign: Literal["position", "game"] = "position"
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
+        for name in ("where", "balance_by", "stratify_by"):
+            _check_text(name, getattr(self, name))
+        check_fields(self, {"per_game": 1})
+        if self.per_game is None and self.per_game_by != "key":
+            raise ConfigError(f"per_game_by {self.per_game_by} needs per_game, a number of positions")
+        if self.stratify_by is not None and self.assign == "game":
+            raise ConfigError(
+                "stratify_by cannot be combined with assign game: strata are divided by position"
+            )
+
+    def non_default(self) -> dict[str, Any]:
+        """Return the options of this class that differ from their defaults, as JSON values by name."""
+        defaults = {field.name: field.default for field in fields(SelectionOptions)}
+        return {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
+
+
+def _check_text(name: str, text: Any) -> None:
+    if text is None:
+        return
+    is_text = isinstance(text, str) and text.strip() and "\0" not in text
+    if not is_text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError(f"{name} must be an SQL expression", found=ascii(text))
+
+
+# --- filters of games ---------------------------------------------------------------------------------
+
+# The largest value of the type of tiers, UTINYINT.
+_UNKNOWN_TIER: Final = 255
+"""Sorts after every tier."""
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Numbers of games and positions in a store that each kind of ``dedup`` removes.
+
+    Attributes:
+        exact_games: Games that ``dedup="exact"`` removes.
+        exact_positions: Their positions.
+        symmetric_games: Games that ``dedup="symmetric"`` removes, including the exact ones.
+        symmetric_positions: Their positions.
+        fragments: Symmetric games without a complete move list, which ``dedup="exact"`` cannot detect.
+    """
+
+    exact_games: int
+    exact_positions: int
+    symmetric_games: int
+    symmetric_positions: int
+    fragments: int
+
+
+def count_duplicates(con: DuckDBPyConnection, tables: StoreTables) -> Duplicates:
+    """Count the duplicate games of a store. Reads the games table only."""
+    counted = con.sql(f"""
+        SELECT count(*) FILTER (is_exact), coalesce(sum(positions) FILTER (is_exact), 0)::BIGINT,
+               count(*) FILTER (is_symmetric), coalesce(sum(positions) FILTER (is_symmetric), 0)::BIGINT,
+               count(*) FILTER (is_symmetric AND fragment)
+        FROM ({_copies_sql(tables)})
+    """).fetchall()
+    return Duplicates(*counted[0])
+
+
+def duplicates_sql(tables: StoreTables, kind: str, rows: str | None) -> str:
+    """Return a query for the ids of the duplicate games, ascending.
+
+    Of equal games, the one with the lowest id is no duplicate.
+
+    Args:
+        tables: Tables of the store.
+        kind: ``"exact"`` or ``"symmetric"``.
+        rows: Query with a column ``game_id``, whose games are compared; None for all games.
+    """
+    present = "" if rows is None else f"SEMI JOIN (SELECT game_id FROM ({rows})) USING (game_id)"
+    return f"SELECT game_id FROM ({_copies_sql(tables, present)}) WHERE is_{kind} ORDER BY game_id"
+
+
+def _copies_sql(tables: StoreTables, present: str = "") -> str:
+    """Return a query for games with equal hashes: whether each is a duplicate of a game with a lower id.
+
+    Games with equal moves have equal hashes, so only hashes with a ``duplicate_of`` are read. Moves are
+    compared by their MD5 because the lists would exceed the memory. ``present`` is a join that filters games.
+    """
+    return f"""
+        SELECT game_id, positions, moves IS NULL AS fragment,
+               game_id > min(game_id) OVER (PARTITION BY game_hash) AS is_symmetric,
+               moves IS NOT NULL AND game_id > min(game_id) OVER (PARTITION BY first, moves) AS is_exact
+        FROM (
+            SELECT game_id, positions, game_hash, coalesce(first_player, 0) AS first,
+                   md5_number(moves::VARCHAR) AS moves
+            FROM {tables.games} {present} WHERE positions > 0
+        )
+        SEMI JOIN (SELECT game_hash FROM {tables.games} WHERE duplicate_of IS NOT NULL) USING (game_hash)
+    """
+
+
+def limit_per_game(con: DuckDBPyConnection, rows: str, limit: int, by: str, seed: int, path: AnyPath) -> str:
+    """Return a query for at most ``limit`` positions per game of ``rows``.
+
+    Positions are kept in the order of a seeded key or, with ``by="tier"``, of their value sample tier (NULL
+    last) and then the key. The ply of a position has no influence. All positions without a game are kept.
+
+    Args:
+        con: Open DuckDB session.
+        rows: Query for the positions.
+        limit: Maximum number of positions per game, at least 1.
+        by: ``"key"`` or ``"tier"``.
+        seed: Seed of the shuffle.
+        path: File for a table with the first position beyond the limit of each game, which the query reads.
+    """
+    tier = f"coalesce(value_sample_tier, {_UNKNOWN_TIER})" if by == "tier" else "0"
+    keyed = f"""
+        SELECT *, {tier}::UTINYINT AS game_tier,
+               {sort_key_sql("position_id", derive_key(seed, "per-game"))} AS game_key
+        FROM ({rows})
+    """
+    # For each game with more positions, the first one that is left out: it and those after it are removed.
+    limits = save_query(
+        con,
+        path,
+        f"""
+        SELECT game_id, game_tier AS tier, game_key AS key FROM ({keyed}) WHERE game_id IS NOT NULL
+        QUALIFY row_number() OVER (PARTITION BY game_id ORDER BY game_tier, game_key) = {limit + 1}
+        ORDER BY game_id
+        """,
+    )
+    return f"""
+        SELECT p.* EXCLUDE (game_tier, game_key)
+        FROM ({keyed}) p LEFT JOIN {limits} t USING (game_id)
+        WHERE t.key IS NULL OR game_tier < t.tier OR (game_tier = t.tier AND game_key < t.key)
+    """
+
+
+# --- the selection -----------------------------------------------------------------------------------
+
 _STRATA: Final = {"length": "total_positions"}
 """Aliases that ``stratify_by`` accepts."""
 
@@ -30,212 +211,170 @@ class Selection:
     """The positions selected for a shuffle.
 
     Attributes:
-        key: Key of ``sort_key`` of the shuffle.
         rows: Number of selected positions by split, in the order of ``SPLITS``; empty splits are omitted.
         left_out: Number of positions removed by each option that was given, in the order of application.
-        chosen_sql: Query for the selected positions: the columns of positions, and ``split``, an index into
-            ``SPLITS``.
+        buckets: Number of buckets by split.
+        sql: Query for the selected positions: the columns of positions, ``split`` (an index into ``SPLITS``),
+            ``bucket`` and ``sort_key``.
         targets: Optional columns of the selected positions, sorted by name.
         duplicates: Duplicate games of the whole store.
         balance: Effect of ``balance_by`` on each group; empty if ``balance_by`` was not given.
         notes: Messages for the user.
     """
 
-    key: int
     rows: dict[str, int]
     left_out: dict[str, int]
-    chosen_sql: str
+    buckets: dict[str, int]
+    sql: str
     targets: tuple[str, ...]
     duplicates: Duplicates
     balance: tuple[BalanceRow, ...]
     notes: tuple[str, ...]
-    _seed: int = field(repr=False)
-    _tables: StoreTables = field(repr=False)
-    _assign: str = field(repr=False)
-    _strata: Expression | None = field(repr=False)
-
-    def assign_buckets(self, buckets: dict[str, int], con: DuckDBPyConnection, folder: AnyPath) -> str:
-        """Return the query that assigns each selected position to a bucket of its split.
-
-        Its columns are those of positions, ``split`` (index into ``SPLITS``), ``bucket`` and ``sort_key``.
-
-        Args:
-            buckets: Number of buckets by split.
-            con: Open DuckDB session.
-            folder: Folder for lookup tables; it must exist as long as the query is used.
-
-        Raises:
-            ConfigError: There are too many strata.
-        """
-        numbers = {SPLITS.index(split): number for split, number in buckets.items()}
-        rows = f"SELECT * RENAME (split AS split_index) FROM ({self.chosen_sql})"
-        if self._strata is not None:
-            with explain_failures(self._strata):
-                return assign_strata(
-                    con, self._tables, rows, self._strata, self._seed, self.key, numbers, folder
-                )
-        if self._assign == "game":
-            return assign_games(rows, self.key, derive_key(self._seed, "shuffle-games"), numbers)
-        return assign_positions(rows, self.key, numbers)
 
 
 def select(
-    store: Store, options: SelectionOptions, seed: int, con: DuckDBPyConnection, folder: AnyPath
+    store: Store,
+    options: SelectionOptions,
+    seed: int,
+    count_buckets: Callable[[dict[str, int]], dict[str, int]],
+    con: DuckDBPyConnection,
+    folder: AnyPath,
 ) -> Selection:
-    """Select the positions of a shuffle.
+    """Select the positions of a shuffle and assign each to a bucket of its split.
 
     Args:
         store: Converted store with positions.
         options: The filters to apply.
         seed: Seed of the shuffle; every random choice is derived from it.
+        count_buckets: Returns the number of buckets by split, from the number of positions by split.
         con: Open DuckDB session.
-        folder: Folder for lookup tables; it must exist as long as the selection is used.
+        folder: Folder for lookup tables; it must exist as long as the query of the selection is used.
 
     Raises:
-        ConfigError: An expression is invalid, or no position is left.
+        ConfigError: An expression is invalid, no position is left, or there are too many groups.
     """
     tables = StoreTables.of(store)
-    expressions = {
-        name: check_expression(con, name, _resolve_alias(name, text), tables.expression_columns)
-        for name in _EXPRESSIONS
-        if (text := getattr(options, name)) is not None
-    }
-    if "where" in expressions:
-        check_condition("where", expressions["where"])
-    tables = tables.with_lookup_tables(con, expressions.values(), folder)
+    columns = tables.expression_columns
+
+    def checked(option: str, text: str | None) -> Expression | None:
+        return None if text is None else check_expression(con, option, text, columns)
+
+    # All expressions are checked before the first query over positions, which reads all of them.
+    where = checked("where", options.where)
+    if where is not None:
+        check_condition("where", where)
+    balance_by = checked("balance_by", options.balance_by)
+    strata = options.stratify_by and _STRATA.get(options.stratify_by.strip(), options.stratify_by)
+    stratify_by = checked("stratify_by", strata)
     duplicates = count_duplicates(con, tables)
-    selector = _Selector(con, tables, options, expressions, seed, folder)
-    selector.apply()
+
+    # Each filter acts on what the filters before it have kept, in the order that the options document.
+    left = _Rows(con, tables)
+    notes: list[str] = []
+    table: tuple[BalanceRow, ...] = ()
+    if where is not None:
+        with explain_failures(where):
+            evaluated = tables.evaluated_sql(left.sql, where, "is_wanted", "BOOLEAN")
+            left.narrow("where", f"SELECT * EXCLUDE (is_wanted) FROM ({evaluated}) WHERE is_wanted")
+    if options.dedup != "none":
+        compared = None if where is None else left.sql  # all games are compared without a join
+        # After ``where``, so that a game is left out only if its copy is kept.
+        dropped = save_query(con, folder / "dedup.parquet", duplicates_sql(tables, options.dedup, compared))
+        left.narrow("dedup", f"SELECT * FROM ({left.sql}) ANTI JOIN {dropped} USING (game_id)")
+    if options.per_game is not None:
+        path = folder / "per-game.parquet"
+        left.narrow(
+            "per_game", limit_per_game(con, left.sql, options.per_game, options.per_game_by, seed, path)
+        )
+        if left.without_game:
+            notes.append(f"per_game does not limit the {left.without_game:,} positions without a game")
+    if balance_by is not None:
+        with explain_failures(balance_by):
+            sql, table, null_notes = balance(con, tables, left.sql, balance_by, seed, folder)
+            left.narrow("balance_by", sql)
+        notes += null_notes
     if options.dedup == "exact" and duplicates.fragments:
-        selector.notes.append(
+        notes.append(
             f"dedup exact cannot detect {duplicates.fragments:,} duplicates that are fragments of a game; "
             "dedup symmetric can"
         )
-    tables = selector.tables
-    columns = ", ".join(f'"{name}"' for name in tables.position_columns)
+    # The number of buckets follows from the rows that are left, so it is known only now.
+    rows = {split: left.counts[i] for i, split in enumerate(SPLITS) if left.counts.get(i)}
+    buckets = count_buckets(rows)
+    names = ", ".join(f'"{name}"' for name in tables.position_columns)
+    chosen = f"SELECT {names}, split_index FROM ({left.sql})"
+    key_sql = sort_key_sql("position_id", derive_key(seed, "shuffle"))
+    keyed = f"SELECT *, {key_sql} AS sort_key FROM ({chosen})"
+    if stratify_by is not None:
+        with explain_failures(stratify_by):
+            placed = assign_strata(con, tables, keyed, stratify_by, seed, buckets, folder)
+    else:
+        bucket_key = "sort_key"
+        if options.assign == "game":  # a position without a game is assigned by its own key
+            bucket_key = f"coalesce({sort_key_sql('game_id', derive_key(seed, 'shuffle-games'))}, sort_key)"
+        placed = assign_by_key(keyed, bucket_key, buckets)
     return Selection(
-        key=derive_key(seed, "shuffle"),
-        rows={split: selector.counts[i] for i, split in enumerate(SPLITS) if selector.counts.get(i)},
-        left_out=selector.left_out,
-        chosen_sql=f"SELECT {columns}, split_index AS split FROM ({selector.rows})",
+        rows=rows,
+        left_out=left.left_out,
+        buckets=buckets,
+        sql=placed,
         targets=tuple(sorted(filter(is_target, tables.position_columns))),
         duplicates=duplicates,
-        balance=selector.table,
-        notes=tuple(selector.notes),
-        _seed=seed,
-        _tables=tables,
-        _assign=options.assign,
-        _strata=expressions.get("stratify_by"),
+        balance=table,
+        notes=tuple(notes),
     )
 
 
-def _resolve_alias(name: str, text: str) -> str:
-    return _STRATA.get(text.strip(), text) if name == "stratify_by" else text
+def assign_by_key(keyed: str, bucket_key: str, buckets: dict[str, int]) -> str:
+    """Return a query that assigns each position to the bucket whose key range contains ``bucket_key``.
+
+    Args:
+        keyed: Query for positions with ``split_index``.
+        bucket_key: SQL expression of type UBIGINT.
+        buckets: Number of buckets by split.
+    """
+    count = " ".join(f"WHEN {SPLITS.index(split)} THEN {number}" for split, number in buckets.items())
+    # Bucket i begins at key floor(i · 2^64 / B), so it is the largest i with i · 2^64 < (key + 1) · B.
+    bucket = f"(({bucket_key})::UHUGEINT + 1) * (CASE split_index {count} END)::UHUGEINT - 1"
+    return f"SELECT * RENAME (split_index AS split), (({bucket}) >> 64)::UINTEGER AS bucket FROM ({keyed})"
 
 
-class _Selector:
-    """Applies the filters one after the other and counts the positions that each removes."""
+class _Rows:
+    """The positions that the filters so far have kept.
 
-    def __init__(
-        self,
-        con: DuckDBPyConnection,
-        tables: StoreTables,
-        options: SelectionOptions,
-        expressions: dict[str, Expression],
-        seed: int,
-        folder: AnyPath,
-    ) -> None:
-        self.con = con
-        self.tables = tables
-        self.options = options
-        self.expressions = expressions
-        self.seed = seed
-        self.folder = folder
-        self.rows = tables.rows_sql()
-        self.left = tables.rows
-        self.counts: dict[int, int] = {}
-        """Remaining positions by split, an index into ``SPLITS``; empty until they are counted."""
+    Attributes:
+        sql: Query for the positions.
+        counts: Number of positions by split, an index into ``SPLITS``.
+        without_game: Number of positions without a game.
+        left_out: Number of positions that each filter has removed.
+    """
+
+    def __init__(self, con: DuckDBPyConnection, tables: StoreTables) -> None:
+        """Start with all positions. They are counted from the games, which are far fewer."""
+        self.sql = tables.rows_sql()
+        of_games = con.sql(
+            f"SELECT {SPLIT_INDEX}, sum(positions)::BIGINT FROM {tables.games} GROUP BY ALL"
+        ).fetchall()
+        self.counts = dict(of_games)
+        self.without_game = tables.rows - sum(self.counts.values())
+        # The games table does not have these positions, which belong to the training split.
+        self.counts[0] = self.counts.get(0, 0) + self.without_game
         self.left_out: dict[str, int] = {}
-        self.notes: list[str] = []
-        self.table: tuple[BalanceRow, ...] = ()
+        self._con = con
 
-    def apply(self) -> None:
-        """Apply all filters."""
-        if "where" in self.expressions:
-            with explain_failures(self.expressions["where"]):
-                self._where(self.expressions["where"])
-        if self.options.dedup != "none":
-            self._dedup(self.options.dedup)
-        if self.options.per_game is not None:
-            self._per_game(self.options.per_game)
-        if "balance_by" in self.expressions:
-            with explain_failures(self.expressions["balance_by"]):
-                self._balance(self.expressions["balance_by"])
-        if not self.counts:
-            self._count_all()
-
-    def _where(self, condition: Expression) -> None:
-        evaluated = self.tables.evaluated_sql(self.rows, condition, "is_wanted", "BOOLEAN")
-        self.rows = f"SELECT * EXCLUDE (is_wanted) FROM ({evaluated}) WHERE is_wanted"
-        self._count()
-        self._record_left_out("where")
-
-    def _dedup(self, kind: str) -> None:
-        self.rows = drop_duplicates(
-            self.con,
-            self.tables,
-            self.rows,
-            kind,
-            self.folder / "dedup.parquet",
-            all_rows="where" not in self.expressions,
-        )
-        self._count()
-        self._record_left_out("dedup")
-
-    def _per_game(self, limit: int) -> None:
-        path = self.folder / "per-game.parquet"
-        self.rows = limit_per_game(
-            self.con, self.tables, self.rows, limit, self.options.per_game_by, self.seed, path
-        )
-        unknown = self._count()
-        self._record_left_out("per_game")
-        if unknown:
-            self.notes.append(f"per_game does not limit the {unknown:,} positions without a game")
-
-    def _balance(self, expression: Expression) -> None:
-        balanced = balance(self.con, self.tables, self.rows, expression, self.seed, self.folder)
-        self.rows, self.counts, self.table = balanced.sql, balanced.rows, balanced.table
-        self._record_left_out("balance_by")
-        self.notes += balanced.notes
-
-    def _count(self) -> int:
-        """Count the remaining positions by split; return the number of those without a game."""
-        counted = self.con.sql(f"""
-            SELECT split_index, count(*), count(*) FILTER (game_id IS NULL) FROM ({self.rows}) GROUP BY ALL
-        """).fetchall()
-        self.counts = {split: count for split, count, _ in counted}
-        return sum(unknown for _, _, unknown in counted)
-
-    def _count_all(self) -> None:
-        """Count all positions by split from the games, of which there are far fewer than positions."""
-        counted = self.con.sql(f"""
-            SELECT {SPLIT_INDEX_SQL}, sum(positions)::BIGINT FROM {self.tables.games} GROUP BY ALL
-        """).fetchall()
-        self.counts = dict(counted)
-        self.counts[0] = self.counts.get(0, 0) + self.left - sum(self.counts.values())
-
-    def _record_left_out(self, option: str) -> None:
-        """Record the number of positions that an option removed.
+    def narrow(self, option: str, sql: str) -> None:
+        """Replace the query by one that ``option`` has narrowed, and count what it removes.
 
         Raises:
-            ConfigError: It removed all of them.
+            ConfigError: It removes all positions.
         """
-        left = sum(self.counts.values())
-        self.left_out[option] = self.left - left
-        if not left:
-            raise ConfigError(
-                f"{option} removes all positions",
-                found=f"{self.left:,} positions before, 0 after",
-                hint=f"Relax {option}.",
-            )
-        self.left = left
+        before = sum(self.counts.values())
+        counted = self._con.sql(f"""
+            SELECT split_index, count(*), count(*) FILTER (game_id IS NULL) FROM ({sql}) GROUP BY ALL
+        """).fetchall()
+        self.sql = sql
+        self.counts = {split: count for split, count, _ in counted}
+        self.without_game = sum(unknown for _, _, unknown in counted)
+        self.left_out[option] = before - sum(self.counts.values())
+        if not counted:
+            raise ConfigError(f"{option} removes all positions; there are {before:,} before it")

@@ -1,4 +1,4 @@
-"""Checks of the fields and values of a block of positions, shared by all readers of shards.
+"""Checks of the fields and values of positions, shared by all readers of shards and stores.
 
 A digest proves that a file was not altered, not that its values are valid. Every check compares whole arrays
 and takes some nanoseconds per position. Reads no files.
@@ -7,46 +7,37 @@ and takes some nanoseconds per position. Reads no files.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from hexdata.board import MAX_SIZE, MIN_SIZE, RED
-from hexdata.errors import FormatError, Reason
-from hexdata.schema import (
-    MAX_TIER,
-    NO_GAME,
-    NO_MOVE,
-    NO_TIER,
-    NO_VISITS,
-    SCHEMA_VERSION,
-    board_bytes,
-    board_size_of,
-    is_target,
+from hexdata.board import MAX_SIZE, MIN_SIZE
+from hexdata.errors import StoreError
+from hexdata.formats.legacy.dialect import DIALECT_KEY
+from hexdata.schema import WINNERS, board_bytes, board_size_of, is_target
+from hexdata.shards.blocks import (
+    FIELDS,
+    SENTINELS,
+    SPARSE_FIELDS,
+    block_fields,
+    columns_to_block,
+    null_of,
 )
-from hexdata.shards.blocks import POLICY_FIELDS, SPARSE_FIELDS, block_fields
-
-__all__ = [
-    "BadRow",
-    "are_blocks_valid",
-    "check_block",
-    "check_field",
-    "check_policies",
-    "find_bad_policy",
-    "find_bad_row",
-    "invalid_values_error",
-]
+from hexdata.shards.manifest import broken_shard
 
 Array = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
+Words = npt.NDArray[np.uint64]
 
-_MAX_ID: Final = (1 << 62) - 1
-_ROWS: Final = 2048
-"""Number of rows of several numbers compared at once: they fit into the CPU cache. A multiple of 8."""
-_NUMBERS: Final = 1 << 14
-"""Number of single values compared at once."""
+_ROWS: Final = 1 << 12
+"""Number of rows compared at once: their boards fit into the CPU cache."""
+_NONE: Final = np.empty(0, np.uint32)
+_INVALID: Final = "the shard contains invalid data"
 
 
 class BadRow(NamedTuple):
@@ -57,43 +48,19 @@ class BadRow(NamedTuple):
     expected: str
 
 
-# --- whole blocks -------------------------------------------------------------------------------------
-
-
-def _shape_of(block: Mapping[str, Array], path: object, key: str) -> tuple[int, int]:
-    """Return (rows, board size) of a block, taken from the shape of its boards.
-
-    Raises:
-        FormatError: "broken-shard": The block has no packed boards.
-    """
-    board = block.get("board")
-    width = board.shape[1] if board is not None and board.ndim == 2 else 0
-    size = board_size_of(width)
-    if board is None or not MIN_SIZE <= size <= MAX_SIZE or board_bytes(size) != width:
-        found = "no such member" if board is None else f"shape {board.shape}"
-        raise invalid_values_error(path, f"{key}.board.npy", found, "packed boards (rows, bytes of a board)")
-    return len(board), size
+# --- blocks -------------------------------------------------------------------------------------------
 
 
 def check_block(
-    block: Mapping[str, Array],
-    path: object,
-    key: str,
-    *,
-    board_size: int | None = None,
-    rows: int | None = None,
-    members: Collection[str] | None = None,
+    block: Mapping[str, Array], path: object, key: str, values: Iterable[str] | None = None
 ) -> int:
-    """Check that a block has the right members, dtypes and shapes, and that every value is valid.
+    """Check that a block has the members, dtypes and shapes of some board size, and valid values.
 
     Args:
-        block: Arrays by member, as read from a shard of any schema version.
+        block: Arrays by member, as read from a shard. Optional columns and policies may be missing.
         path: Path of the shard, for messages.
         key: Key of the block, for messages.
-        board_size: Expected board size in cells along an edge. None derives it from the boards.
-        rows: Expected number of positions. None derives it from the boards.
-        members: Names of the expected members; None for those that every block has, and the optional ones
-            that this block has.
+        values: Names of the members whose values are checked; None for all (default).
 
     Returns:
         The board size.
@@ -102,108 +69,52 @@ def check_block(
         FormatError: "broken-shard"; names the member, its first invalid row, the value found and the values
             allowed.
     """
-    if board_size is None or rows is None:
-        found_rows, found_size = _shape_of(block, path, key)
-        rows = found_rows if rows is None else rows
-        board_size = found_size if board_size is None else board_size
-    names = {*block, *(members or ())}
-    fields = block_fields(
-        board_size,
-        with_policy=not names.isdisjoint((*POLICY_FIELDS, *SPARSE_FIELDS)),
-        targets=[name for name in names if is_target(name)],
-        schema_version=1 if "policy" in names else SCHEMA_VERSION,
-    )
-    wanted = fields.keys() if members is None else members
-    if other := sorted(block.keys() ^ wanted):
-        missing = other[0] in wanted
-        found = "no such member" if missing else f"a member {other[0]}"
-        raise invalid_values_error(
-            path, f"{key}.{other[0]}.npy", found, f"the fields {', '.join(sorted(wanted))}"
-        )
-    lengths = _member_lengths(block)
+    board = block.get("board", _NONE)
+    width = board.shape[1] if board.ndim == 2 else 0
+    board_size = board_size_of(width)
+    if not MIN_SIZE <= board_size <= MAX_SIZE or board_bytes(board_size) != width:
+        record, expected = f"{key}.board.npy", "packed boards (rows, bytes of a board)"
+        raise broken_shard(_INVALID, path, record, f"shape {board.shape}", expected)
+    with_policy = not block.keys().isdisjoint(SPARSE_FIELDS)
+    fields = block_fields(board_size, with_policy, targets=list(filter(is_target, block)))
+    if other := sorted(block.keys() ^ fields.keys()):
+        record, found = f"{key}.{other[0]}.npy", f"the fields {', '.join(sorted(block))}"
+        raise broken_shard(_INVALID, path, record, found, f"the fields {', '.join(sorted(fields))}")
+    # The members of policies have one entry per policy, or one per cell of a policy.
+    policies = block.get("policy_row", _NONE).size
+    cells = int(block.get("policy_count", _NONE).sum(dtype=np.int64))
+    lengths = dict(zip(SPARSE_FIELDS, (policies, policies, cells, cells), strict=True))
     for name, array in block.items():
-        spec, length = fields[name], lengths.get(name, rows)
-        if array.dtype.str != spec.dtype or array.shape != (length, *spec.shape):
-            raise invalid_values_error(
-                path,
-                f"{key}.{name}.npy",
-                f"{array.dtype.str} of shape {array.shape}",
-                f"{spec.dtype} of shape {(length, *spec.shape)}",
-            )
-    for name, array in block.items():
-        check_field(name, array, board_size, rows, path, f"{key}.{name}.npy")
-    if "policy_cell" in block and "policy_count" in block:
-        check_policies(block["policy_count"], block["policy_cell"], path, key)
+        spec = fields[name]
+        shape = (lengths.get(name, len(board)), *spec.shape)
+        if array.dtype.str != spec.dtype or array.shape != shape:
+            found, expected = f"{array.dtype.str} of shape {array.shape}", f"{spec.dtype} of shape {shape}"
+            raise broken_shard(_INVALID, path, f"{key}.{name}.npy", found, expected)
+    # Dtypes and shapes of all members are compared above; values only of those that are used.
+    if (invalid := find_bad_value(block, board_size, len(board), values)) is not None:
+        name, bad = invalid
+        raise broken_shard(_INVALID, path, f"{key}.{name}.npy row {bad.row}", bad.found, bad.expected)
     return board_size
 
 
-def _member_lengths(block: Mapping[str, Array]) -> dict[str, int]:
-    """Return the lengths of the members whose length is not the number of positions."""
-    policies = len(block["policy_row"]) if "policy_row" in block and block["policy_row"].ndim else 0
-    lengths = dict.fromkeys((*POLICY_FIELDS, "policy_count"), policies)
-    if "policy_count" in block:
-        cells = int(block["policy_count"].sum(dtype=np.int64))
-        lengths |= {"policy_cell": cells, "policy_probability": cells}
-    return lengths
-
-
-def check_policies(counts: Array, cells: Array, path: object, key: str) -> None:
-    """Check that the cells of each policy of a block ascend. Their number must be right already.
+def find_bad_value(
+    block: Mapping[str, Array], board_size: int, rows: int | None = None, names: Iterable[str] | None = None
+) -> tuple[str, BadRow] | None:
+    """Return the first field with an invalid value, and its first such value; None if all are valid.
 
     Args:
-        counts: The member ``policy_count``.
-        cells: The member ``policy_cell``.
-        path: Path of the shard, for messages.
-        key: Key of the block, for messages.
-
-    Raises:
-        FormatError: "broken-shard"; names the first row of ``policy_cell`` that does not ascend.
-    """
-    bad = find_bad_policy(counts, cells)
-    if bad is not None:
-        raise invalid_values_error(path, f"{key}.policy_cell.npy row {bad.row}", bad.found, bad.expected)
-
-
-def check_field(name: str, array: Array, board_size: int, rows: int, path: object, member: str) -> None:
-    """Check the values of one field of a block. Its dtype and shape must be right already.
-
-    Args:
-        name: Name of the field.
-        array: Values of the field.
+        block: Fields in the dtypes and shapes of :func:`block_fields`.
         board_size: Cells along an edge.
-        rows: Number of positions in the block.
-        path: Path of the shard, for messages.
-        member: Name of the member, for messages.
-
-    Raises:
-        FormatError: "broken-shard"; names the member and its first invalid row.
+        rows: As for :func:`find_bad_row`.
+        names: Fields to check; None for all (default).
     """
-    bad = find_bad_row(name, array, board_size, rows)
-    if bad is not None:
-        raise invalid_values_error(path, f"{member} row {bad.row}", bad.found, bad.expected)
-
-
-def invalid_values_error(path: object, record: str, found: object, expected: object) -> FormatError:
-    """Return the error for a shard that is complete but contains invalid values.
-
-    Args:
-        path: Path of the shard.
-        record: Name of the member, with the row if there is one.
-        found: The value found.
-        expected: The values allowed.
-    """
-    return FormatError(
-        "the shard contains invalid data",
-        code=Reason.BROKEN_SHARD,
-        path=path,
-        record=record,
-        found=found,
-        expected=expected,
-        hint="Copy the shard again from where it was exported, or run `hexdata verify` on its store.",
-    )
-
-
-# --- single fields ------------------------------------------------------------------------------------
+    for name in block if names is None else names:
+        bad = find_bad_row(name, block[name], board_size, rows)
+        if bad is None and name == "policy_cell":
+            bad = _find_bad_policy(block["policy_count"], block[name])
+        if bad is not None:
+            return name, bad
+    return None
 
 
 def find_bad_row(name: str, array: Array, board_size: int, rows: int | None = None) -> BadRow | None:
@@ -216,207 +127,178 @@ def find_bad_row(name: str, array: Array, board_size: int, rows: int | None = No
         rows: Number of positions in the block, if ``array`` is the field of a whole block: position ids must
             then be unique and ``policy_row`` below ``rows``. None if the positions are arbitrary.
     """
-    if not len(array):
-        return None
-    if name == "policy_row":
-        return None if rows is None else _find_bad_policy_row(array, rows)
-    step = _NUMBERS if array.ndim == 1 else _ROWS
-    for start in range(0, len(array), step):
-        part = array[start : start + step]
-        if not _are_valid(name, part, board_size):
-            row = int(np.flatnonzero(_find_invalid(name, part, board_size))[0])
-            return BadRow(start + row, *_explain(name, part[row], board_size))
-    return _find_repeated(array) if name == "position_id" and rows is not None else None
+    for start in range(0, len(array), _ROWS):
+        part = array[start : start + _ROWS]
+        bad = _find_bad_board(part, board_size) if name == "board" else _find_outside(name, part, board_size)
+        if bad is not None:
+            return bad._replace(row=start + bad.row)
+    if rows is not None and name == "policy_row":
+        # int64, because a difference of unsigned numbers wraps and is never negative.
+        wrong = (array >= rows) | (np.diff(array.astype(np.int64), prepend=-1) <= 0)
+        return _first(wrong, array, f"strictly ascending rows below {rows}")
+    if rows is not None and name == "position_id":
+        # Sorting finds a repetition; the unsorted array then tells its row.
+        ordered = np.sort(array)
+        repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+        if len(repeated):
+            row = int(np.flatnonzero(array == repeated[0])[1])
+            return BadRow(row, f"{array[row]} again", "each id once")
+    return None
 
 
-def find_bad_policy(counts: Array, cells: Array) -> BadRow | None:
+def _find_bad_policy(counts: Array, cells: Array) -> BadRow | None:
     """Return the first cell of a policy that is not above the cell before it; None if all ascend.
 
     Args:
         counts: Number of cells of each policy, uint16 (k,).
         cells: The cells of all policies, uint16 (sum of ``counts``,).
     """
-    if len(cells) < 2:
-        return None
-    follows = cells[1:] > cells[:-1]
+    wrong = np.zeros(len(cells), np.bool_)
+    wrong[1:] = cells[1:] <= cells[:-1]
     firsts = np.cumsum(counts[:-1], dtype=np.int64)
-    follows[firsts[(firsts > 0) & (firsts < len(cells))] - 1] = True
-    if follows.all():
+    # The first cell of each policy may be below the last one of the policy before.
+    wrong[firsts[firsts < len(cells)]] = False
+    return _first(wrong, cells, "ascending cells within each policy")
+
+
+def _first(wrong: BoolArray, values: Array, expected: str) -> BadRow | None:
+    """Return the first value (N,) that is wrong, with its row; None if none is."""
+    if not wrong.any():
         return None
-    row = 1 + int(np.flatnonzero(~follows)[0])
-    return BadRow(row, f"cell {cells[row]} after {cells[row - 1]}", "ascending cells within each policy")
+    row = int(np.argmax(wrong))
+    return BadRow(row, str(values[row]), expected)
 
 
-def are_blocks_valid(name: str, blocks: Sequence[Array], board_size: int, rows: int) -> bool:
-    """Return whether the values of one field are valid in all of several blocks.
+def _find_outside(name: str, values: Array, n: int) -> BadRow | None:
+    """Return the first number that its field does not allow; None if all are allowed."""
+    _, low, high, null = FIELDS.get(name, (None, None, 0, None))
+    if low is None:
+        return None
+    # Limits of cells depend on the board, see Field.
+    high = high if high > 0 else n * n + high
+    # Extremes take half the time of comparing each value. Those of a NaN are no numbers, except with fmin.
+    is_nan = null is not None and np.isnan(null)
+    known = values if null is None or is_nan else np.where(values == null, values.dtype.type(low), values)
+    least, most = (np.fmin, np.fmax) if is_nan else (np.minimum, np.maximum)
+    if least.reduce(known) >= low and most.reduce(known) <= high:
+        return None
+    # Only now that a value is wrong: find which.
+    right = (known >= low) & (known <= high)
+    if is_nan:
+        right |= np.isnan(values)
+    of_null = "" if null is None else f", or {null} for none"
+    return _first(~right, values, f"a number from {low} to {high}{of_null}")
 
-    Args:
-        name: Name of the field.
-        blocks: Values of the field in each block, in the dtype and shape of :func:`block_fields`.
-        board_size: Cells along an edge.
-        rows: Number of positions in every block.
+
+def _find_bad_board(boards: Array, n: int) -> BadRow | None:
+    """Return the first of at most ``_ROWS`` packed boards with a cell both blue and red, or other bits set.
+
+    The red planes of all rows are shifted onto the blue ones, eight bytes at a time. That takes a quarter of
+    the time of unpacking the bits.
     """
-    if name == "policy_row":
-        return all(_find_bad_policy_row(array, rows) is None for array in blocks if len(array))
-    values = np.concatenate(blocks)
-    if find_bad_row(name, values, board_size) is not None:
-        return False
-    if name != "position_id":
-        return True
-    if len(values) != rows * len(blocks):
-        return all(_find_repeated(array) is None for array in blocks)
-    ordered = np.sort(values.reshape(-1, rows), axis=1)
-    return bool((ordered[:, 1:] != ordered[:, :-1]).all())
-
-
-def _find_bad_policy_row(array: Array, rows: int) -> BadRow | None:
-    if int(array[-1]) < rows and bool((array[1:] > array[:-1]).all()):
+    whole, shift = divmod(n * n, 8)
+    # Whole words of 8 bytes, and zeros behind the last board: its red plane is read beyond the end.
+    size = -(-boards.size // 8) * 8
+    data = np.zeros(size + whole + 1, np.uint8)
+    data[: boards.size] = boards.reshape(-1)
+    same, after, unused = (mask[: size // 8] for mask in _masks(n))
+    wrong = np.left_shift(data[whole:-1].view(np.uint64), np.uint64(shift))
+    wrong &= same
+    crossing = np.right_shift(data[whole + 1 :].view(np.uint64), np.uint64(8 - shift))
+    crossing &= after
+    wrong |= crossing
+    wrong |= unused
+    wrong &= data[:size].view(np.uint64)
+    if not wrong.any():
         return None
-    wrong = (array >= rows) | (np.diff(array.astype(np.int64), prepend=-1) <= 0)
-    row = int(np.flatnonzero(wrong)[0])
-    before = f" after {array[row - 1]}" if row else ""
-    return BadRow(row, f"row {array[row]}{before}", f"strictly ascending rows below {rows}")
-
-
-def _find_repeated(ids: Array) -> BadRow | None:
-    ordered = np.sort(ids)
-    if bool((ordered[1:] != ordered[:-1]).all()):
-        return None
-    order = np.argsort(ids, kind="stable")
-    ordered = ids[order]
-    row = int(order[1:][ordered[1:] == ordered[:-1]].min())
-    return BadRow(
-        row, f"{ids[row]} again, as in row {int(np.flatnonzero(ids == ids[row])[0])}", "each id once"
-    )
-
-
-class _Range(NamedTuple):
-    """Allowed values of a field: ``low`` to ``high``, both included, or ``null``."""
-
-    low: int
-    high: float
-    null: float | None = None
-
-
-_LARGEST_FLOAT32: Final = float(np.finfo(np.float32).max)
-_RANGES: Final = {
-    "game_id": _Range(0, _MAX_ID, NO_GAME),
-    "player_to_move": _Range(0, RED),
-    "policy": _Range(0, _LARGEST_FLOAT32),
-    "policy_probability": _Range(0, _LARGEST_FLOAT32),
-    "position_id": _Range(0, _MAX_ID),
-    "root_value": _Range(0, 1, np.nan),
-    "value": _Range(0, 1),
-    "value_sample_tier": _Range(0, MAX_TIER, NO_TIER),
-    "visits": _Range(0, np.iinfo(np.int32).max, NO_VISITS),
-    "weight": _Range(0, _LARGEST_FLOAT32, np.nan),
-}
-"""Allowed values by field. ``position_in_game``, ``total_positions`` and extra columns allow every value of
-their type."""
-
-
-def _range_of(name: str, n: int) -> _Range | None:
-    """Return the allowed values of a field; None for the board and for fields that allow any value."""
-    if name == "policy_count":
-        return _Range(0, n * n)
-    if name == "policy_cell":
-        return _Range(0, n * n - 1)
-    return _Range(0, n * n - 1, NO_MOVE) if name == "move" else _RANGES.get(name)
-
-
-def _are_valid(name: str, values: Array, n: int) -> bool:
-    """Return whether all values of a field are valid."""
-    if name == "board":
-        return not _overlaps(values, n).max() and not (values[:, -1] & _padding(n)).any()
-    allowed = _range_of(name, n)
-    if allowed is None:
-        return True
-    low, high = allowed.low, allowed.high
-    if allowed.null is not None and np.isnan(allowed.null):
-        # fmin and fmax ignore NaN, unless all values are NaN.
-        return not (np.fmin.reduce(values) < low or np.fmax.reduce(values) > high)
-    if (
-        allowed.null is not None and allowed.null > 0
-    ):  # null is the highest number of the type: adding 1 wraps it to 0, so one comparison is enough
-        return bool((values + values.dtype.type(1)).max() <= high + 1)
-    if allowed.null is not None:
-        low = min(low, int(allowed.null))
-    return bool(values.min() >= low and values.max() <= high)  # both are False for NaN
-
-
-def _find_invalid(name: str, values: Array, n: int) -> BoolArray:
-    """Return which rows of a field have an invalid value, bool (rows,)."""
-    if name == "board":
-        overlaps = _overlaps(values, n).view(np.uint8).reshape(-1, values.shape[1])[: len(values)]
-        in_boards: BoolArray = overlaps.any(axis=1) | (values[:, -1] & _padding(n) != 0)
-        return in_boards
-    allowed = _range_of(name, n)
-    assert allowed is not None
-    right = (values >= allowed.low) & (values <= allowed.high)
-    if allowed.null is not None:
-        right |= np.isnan(values) if np.isnan(allowed.null) else values == allowed.null
-    wrong: BoolArray = np.logical_not(right.reshape(len(right), -1).all(axis=1))
-    return wrong
-
-
-def _explain(name: str, value: Any, n: int) -> tuple[str, str]:
-    """Return the value of a row and the values allowed, as texts for a message."""
-    if name == "board":
-        return (
-            f"the board {value.tobytes().hex()}",
-            "no cell both blue and red, and zeros after the last cell",
-        )
-    if name == "policy":
-        cell = int(np.flatnonzero(_find_invalid(name, value, n))[0])
-        return f"{value[cell]} for cell {cell}", "finite numbers from 0 up"
-    allowed = _range_of(name, n)
-    assert allowed is not None
-    null = (
-        "" if allowed.null is None else f", or {'NaN' if np.isnan(allowed.null) else allowed.null} for none"
-    )
-    return str(value), f"a number from {allowed.low} to {allowed.high}{null}"
-
-
-Words = npt.NDArray[np.uint64]
+    row = int(np.argmax(wrong.view(np.uint8)[: boards.size] != 0)) // boards.shape[1]
+    expected = "no cell both blue and red, and zeros after the last cell"
+    return BadRow(row, f"the board {boards[row].tobytes().hex()}", expected)
 
 
 @functools.lru_cache(maxsize=4)
-def _masks(n: int) -> tuple[Words, Words]:
-    """Return two masks over ``_ROWS`` packed boards that select bits of the blue planes.
+def _masks(n: int) -> tuple[Words, Words, Words]:
+    """Return masks over ``_ROWS`` packed boards for :func:`_find_bad_board`.
 
-    :func:`_overlaps` shifts the red planes onto the blue ones. The first mask selects the bits that are
-    compared with bits of the same shifted byte, the second those compared with bits of the byte after it.
+    The first two select the bits of the blue planes: those compared with bits of the same shifted byte, and
+    those compared with bits of the byte after it. The third selects the bits after the last cell.
     """
-    whole, shift = divmod(n * n, 8)
-    blue = np.zeros(board_bytes(n), np.uint8)
-    blue[:whole] = 0xFF
-    blue[whole] = 0xFF00 >> shift & 0xFF
-    low = np.uint8((1 << shift) - 1)
-    same, after = (np.tile(blue & bits, _ROWS).view(np.uint64) for bits in (~low, low))
-    return same, after
+    bits = np.zeros((2, 8 * board_bytes(n)), np.uint8)
+    bits[0, : n * n] = 1
+    bits[1, 2 * n * n :] = 1
+    blue, unused = np.packbits(bits, axis=1)
+    # The low bits of a shifted byte come from the byte after it.
+    low = np.uint8((1 << n * n % 8) - 1)
+    same, after, unused = (np.tile(each, _ROWS).view(np.uint64) for each in (blue & ~low, blue & low, unused))
+    return same, after, unused
 
 
-def _overlaps(boards: Array, n: int) -> Words:
-    """Return the bits of the cells that are both blue and red in up to ``_ROWS`` packed boards.
+# --- positions in tables ------------------------------------------------------------------------------
 
-    The red planes of all rows are shifted onto the blue ones, eight bytes at a time. Bits that cross a byte
-    boundary in the shift are masked out.
+
+def find_bad_position(rows: pa.Table | pa.RecordBatch, *, texts: bool = True) -> BadRow | None:
+    """Return the first invalid value of the first invalid field; None if all values are valid.
+
+    Args:
+        rows: Rows of ``positions_schema``, with any targets; ``winner`` may be text instead of a dictionary.
+        texts: Whether to check ``metadata`` too, for which each distinct text is parsed. Default True.
     """
-    width, (whole, shift) = board_bytes(n), divmod(n * n, 8)
-    size = -(-len(boards) // 8) * 8 * width
-    data = np.zeros(size + whole + 1, np.uint8)
-    data[: boards.size] = boards.reshape(-1)
-    same, after = _masks(n)
-    both: Words = np.left_shift(data[whole : whole + size].view(np.uint64), np.uint64(shift))
-    both &= same[: size // 8]
-    if shift:
-        low = np.right_shift(data[whole + 1 :].view(np.uint64), np.uint64(8 - shift))
-        low &= after[: size // 8]
-        both |= low
-    both &= data[:size].view(np.uint64)
-    return both
+    size = board_size_of(rows.schema.field("board").type.byte_width)
+    targets = [name for name in rows.schema.names if is_target(name)]
+    for name in (*SENTINELS, *targets):
+        column, null = rows.column(name), null_of(name)
+        is_float = pa.types.is_floating(column.type)
+        is_null = pc.is_nan(column) if is_float else pc.equal(column, pa.scalar(null, column.type))
+        # Such a number in the table would become null in shards, and differ from the store without notice.
+        if (row := pc.index(is_null, pa.scalar(True)).as_py()) >= 0:
+            return BadRow(row, f"{name} {column[row]}", "null, for which shards have that number")
+    try:
+        block = columns_to_block(rows, rows.column("policy").null_count < rows.num_rows, targets)
+    except StoreError as error:
+        row = int(str(error.record).removeprefix("row ")) if error.record else 0
+        return BadRow(row, f"{error.reason}: {error.found}", str(error.expected))
+    names = [name for name in block if name not in SPARSE_FIELDS]  # policies are checked when converted
+    if (invalid := find_bad_value(block, size, names=names)) is not None:
+        name, bad = invalid
+        return bad._replace(found=f"{name} {bad.found}")
+    checks = [("winner", WINNERS.__contains__, "BLUE, RED or null")]
+    if texts:
+        checks.append(("metadata", _is_object, "a JSON object or null"))
+    for name, is_valid, expected in checks:
+        # Distinct texts only: a column of millions of rows has two winners.
+        for text in rows.column(name).unique().to_pylist():
+            if text is not None and not is_valid(text):
+                row = pc.index(rows.column(name).cast(pa.string()), text).as_py()
+                return BadRow(row, f"{name} {text[:80]!r}", expected)
+    return None
 
 
-def _padding(n: int) -> np.uint8:
-    """Return the padding bits in the last byte of a packed board, which belong to no cell."""
-    return np.uint8((1 << -2 * n * n % 8) - 1)
+def _is_object(text: Any) -> bool:
+    """Return whether a text of ``metadata`` is a JSON object."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):  # the latter for texts with deep nesting
+        return False
+    return isinstance(content, dict) and isinstance(content.get(DIALECT_KEY, {}), dict)
+
+
+def check_positions(batch: pa.RecordBatch, path: object, first: int, games: int) -> None:
+    """Check the values of positions in a file of a store.
+
+    Args:
+        batch: Rows of ``positions_schema``.
+        path: Path of the file, for messages.
+        first: Index of the first row of the batch in the file.
+        games: Number of games in the store.
+
+    Raises:
+        StoreError: A value is invalid, or a ``game_id`` is not of a game in the store.
+    """
+    bad = find_bad_position(batch)
+    if bad is None:
+        game = batch.column("game_id").fill_null(-1).to_numpy()
+        bad = _first(game >= games, game, f"a game_id below {games} or null")
+    if bad is not None:
+        reason, record = "the table contains an invalid value", f"row {first + bad.row}"
+        hint = "Run `hexdata verify` to see what else is wrong; then convert the sources again."
+        raise StoreError(reason, path=path, record=record, found=bad.found, expected=bad.expected, hint=hint)

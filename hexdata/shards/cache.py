@@ -1,320 +1,111 @@
 """Local copies of remote shards, which several processes may share.
 
 A copy is named by its SHA-256. Two stores with the same shard share one copy, and a shard that was exported
-again with other content gets a new one. The cache changes only files that it created.
+again with other content gets a new one. The cache changes only files that it created:
 
-The cache folder contains three kinds of files: ``DIGEST.tar`` is a complete shard whose digest was checked;
-``DIGEST.part`` is a shard being fetched, which has its final size from the beginning to reserve disk space;
-``DIGEST.lock`` is locked by the process that fetches it. Space is reserved and copies are evicted by one
-process at a time, which holds ``.lock``. All locks belong to the operating system and end with their process.
-Files left by killed processes are removed when space is next needed.
+- ``DIGEST.tar`` is a complete shard whose digest was checked,
+- ``.DIGEST.tar.NUMBER.tmp`` is a shard being fetched,
+- ``XX.lock`` is locked by the process that fetches a shard whose digest begins with XX,
+- ``.lock`` is locked while copies are evicted and a new one gets its final name.
+
+The locks belong to the operating system and end with their process, so a temporary file without a lock is
+abandoned and removed before another shard is fetched. Lock files stay: a lock on a file that can be removed
+is easy to get wrong.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import Final, TypeAlias
 
-from hexdata.errors import BudgetError, StoreError
-from hexdata.retry import is_disk_full
+from hexdata.checks import check_fields, unusable
+from hexdata.errors import BudgetError, ConfigError
 from hexdata.shards.manifest import ShardEntry
-from hexdata.shards.sources import (
-    WHOLE_FILE,
-    ByteRange,
-    ByteStream,
-    FileStream,
-    ShardFile,
-    ShardSource,
-    altered_shard_error,
-)
-from hexdata.system import lock_file, remove_locked, unlock_file
-from hexdata.units import format_bytes
+from hexdata.shards.sources import REMOTE_CHUNK, ByteStream, ShardSource, altered_shard_error
+from hexdata.storage import cache_folder, local_path, storage_of
+from hexdata.storage.errors import translate_errors
+from hexdata.storage.local import HashingFile
+from hexdata.system import locked
+from hexdata.units import parse_bytes
 
-__all__ = ["CacheFullError", "CachedSource", "ShardCache"]
-
-_CHUNK: Final = 1 << 20
-_CACHE_FILE: Final = re.compile(r"([0-9a-f]{64})\.(tar|part)")
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+# The folder may be any folder of the user, so nothing else in it is removed.
+_COPY: Final = re.compile(r"[0-9a-f]{64}\.tar")
+_UNFINISHED: Final = re.compile(r"\.([0-9a-f]{2})[0-9a-f]{62}\.tar\.\d+\.tmp")
 
 
-class CacheFullError(BudgetError):
-    """The cache is full of shards that are mapped into memory and cannot be evicted."""
+CacheFolder = str | Path | bool | None
+"""Folder of the shard cache; True: the default folder, for object stores only; False or None: no cache."""
+CACHE_SIZE: Final = 50_000_000_000
+"""Default maximum size of the shard cache in bytes."""
 
 
-class _FetchStoppedError(Exception):
-    """A prefetch was stopped."""
-
-
-class _CachedShard(NamedTuple):
-    """A complete shard in the cache. The least recently used one sorts first."""
-
-    used: int
-    name: str
-    bytes: int
-
-
-@dataclass(frozen=True)
-class ShardCache:
-    """A folder of shard copies, which threads and processes may use at the same time.
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """Options for the local copies of remote shards.
 
     Attributes:
-        folder: Folder of the cache, created when it is first needed.
-        size: Maximum size of all copies together in bytes. Least recently used copies are evicted first,
-            except those that are mapped into memory.
+        cache: Folder of the copies. True (default): the default folder for shards in an object store, no
+            cache for other sources. False or None: no cache.
+        cache_size: Maximum size of the cache in bytes, or text such as "50GB", which is converted to bytes.
+            Least recently used shards are evicted first. Default 50 GB.
+        prefetch: In stream mode, number of shards to fetch ahead; 0 for none. None (default): the number of
+            streams that the process reads, at least 2.
+
+    Raises:
+        ConfigError: A value is invalid.
     """
 
-    folder: Path
-    size: int
+    cache: CacheFolder = True
+    cache_size: int | str = CACHE_SIZE
+    prefetch: int | None = None
 
-    def require_size(self, entries: Iterable[ShardEntry], *, together: bool) -> None:
-        """Check that the cache is large enough for each of these shards, or for all of them together.
+    def __post_init__(self) -> None:
+        if not (self.cache is None or isinstance(self.cache, (bool, str, Path))) or self.cache == "":
+            raise unusable("cache", repr(self.cache), "a folder or None")
+        # An address is text as well; it would become a local folder of that name.
+        if isinstance(self.cache, str):
+            folder = local_path(self.cache, "a cache of shards", "Give a folder as cache (--cache).")
+            object.__setattr__(self, "cache", str(folder))
+        if isinstance(self.cache_size, str):
+            # The dataclass is frozen. Converted here, so that invalid text fails where it is given.
+            object.__setattr__(self, "cache_size", parse_bytes(self.cache_size))
+        check_fields(self, {"cache_size": 1, "prefetch": 0})
 
-        Args:
-            entries: The shards.
-            together: Whether all shards must fit at the same time.
+    @property
+    def cache_bytes(self) -> int:
+        """The maximum size of the cache in bytes."""
+        return int(self.cache_size)
 
-        Raises:
-            BudgetError: The cache is too small.
-        """
-        sizes = {entry.sha256: entry.bytes for entry in entries}.values()
-        needed = sum(sizes) if together else max(sizes, default=0)
-        if needed > self.size:
-            raise BudgetError(
-                f"the shard cache is smaller than {'the shards of the split' if together else 'a shard'}",
-                path=self.folder,
-                found=f"{self.size:,} bytes",
-                expected=f"at least {needed:,}",
-                hint="Raise cache_size (--cache-size)" + (", or use mode='stream'." if together else "."),
-            )
 
-    def open(
-        self, entry: ShardEntry, source: ShardSource, *, digest: bool = False, mapped: bool = False
-    ) -> ShardFile:
-        """Open the copy of a shard, which is fetched first if there is none.
-
-        If several callers need the same shard, it is fetched once. An open file can be read to its end even
-        if the copy is evicted.
-
-        Args:
-            entry: The shard.
-            source: Source to fetch it from.
-            digest: Whether to check the digest of an existing copy. A copy that has changed is fetched
-                again. Default False.
-            mapped: Whether the copy must not be evicted while the file is open or mapped. Default False.
-
-        Raises:
-            StoreError: The source fails or sends other bytes, or the cache folder cannot be used.
-            CacheFullError: All other copies are mapped, and not enough space is left.
-            BudgetError: The disk is full.
-        """
-        with self._translate_os_errors():
-            while True:
-                file = self._open_copy(entry, digest) or self._fetch(entry, source)
-                if file is not None and (not mapped or _lock_shared(file, self._path(entry))):
-                    return file
-
-    def prefetch(self, entry: ShardEntry, source: ShardSource, stopped: Callable[[], bool]) -> None:
-        """Fetch a shard that is needed soon. An existing copy is marked as used now.
-
-        Does nothing if another process is fetching the shard or if other fetches occupy the space.
-
-        Args:
-            entry: The shard.
-            source: Source to fetch it from.
-            stopped: Called repeatedly. The fetch is abandoned once it returns True.
-
-        Raises:
-            StoreError, BudgetError: As for :meth:`open`.
-        """
-        with self._translate_os_errors(), contextlib.suppress(_FetchStoppedError):
-            file = None if stopped() else self._open_copy(entry, digest=False)
-            if file is None and not stopped():
-                file = self._fetch(entry, source, stopped)
-            if file is not None:
-                file.close()
-
-    # --- one shard ------------------------------------------------------------------------------------
-
-    def _path(self, entry: ShardEntry, suffix: str = "tar") -> Path:
-        if not _DIGEST.fullmatch(entry.sha256):
-            raise StoreError("the SHA-256 of a shard must be 64 hexadecimal digits", found=entry.sha256)
-        return self.folder / f"{entry.sha256}.{suffix}"
-
-    def _open_copy(self, entry: ShardEntry, digest: bool) -> ShardFile | None:
-        """Open the copy of a shard and mark it as used now; return None if it is missing or damaged."""
-        path = self._path(entry)
-        try:
-            file = path.open("rb")
-        except FileNotFoundError:
-            return None
-        with contextlib.ExitStack() as close_on_failure:
-            close_on_failure.callback(file.close)
-            is_whole = os.fstat(file.fileno()).st_size == entry.bytes
-            if is_whole and digest:
-                is_whole = hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
-                file.seek(0)
-            if not is_whole:
-                with self._exclusive():
-                    is_same = _is_same_file(file, path)
-                    file.close()  # Windows removes no open file
-                    if is_same:
-                        path.unlink()
-                return None
-            with contextlib.suppress(PermissionError, FileNotFoundError):  # of another user, or evicted
-                _mark_used(path)
-            close_on_failure.pop_all()
-        return file
-
-    def _fetch(
-        self, entry: ShardEntry, source: ShardSource, stopped: Callable[[], bool] | None = None
-    ) -> ShardFile | None:
-        """Fetch a shard; return None if another process has fetched it, or is fetching it during a prefetch.
-
-        Args:
-            entry: The shard.
-            source: Source to fetch it from.
-            stopped: For a prefetch, as for :meth:`prefetch`; None waits for locks and for space.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path, part, lock = (self._path(entry, suffix) for suffix in ("tar", "part", "lock"))
-        with _locked(lock, wait=stopped is None) as is_locked:
-            if not is_locked or path.exists():
-                return None
-            part.unlink(missing_ok=True)  # left by a killed process
-            file = self._reserve(entry, wait=stopped is None)
-            try:
-                _copy(entry, source, file, stopped or _never)
-                file.close()  # Windows renames no open file
-                with self._exclusive():  # no other process sums up sizes or evicts the copy
-                    _mark_used(part)
-                    part.rename(path)
-                    return path.open("rb")
-            except BaseException:
-                file.close()
-                part.unlink(missing_ok=True)
-                raise
-
-    # --- disk space -----------------------------------------------------------------------------------
-
-    def _reserve(self, entry: ShardEntry, *, wait: bool) -> ShardFile:
-        """Create the part file of a shard in the shard's size, once there is space for it."""
-        part = self._path(entry, "part")
-        while True:
-            with self._exclusive():
-                other_fetch = self._evict_for(entry)
-                if other_fetch is None:
-                    file = part.open("w+b")
-                    try:
-                        file.truncate(entry.bytes)
-                    except BaseException:
-                        file.close()
-                        part.unlink()
-                        raise
-                    return file
-            if not wait:
-                raise _FetchStoppedError
-            with _locked(other_fetch, wait=True):  # until that shard has been fetched and can be evicted
-                pass
-
-    def _evict_for(self, entry: ShardEntry) -> Path | None:
-        """Evict copies until there is space for a shard.
-
-        Returns:
-            None, or the lock of another fetch to wait for, if that occupies the space.
-
-        Raises:
-            CacheFullError: There is no space, and no fetch to wait for.
-        """
-        copies, fetches = self._list_files()
-        free = self.size - sum(copy.bytes for copy in copies) - sum(fetches.values()) - entry.bytes
-        for copy in sorted(copies):
-            if free >= 0:
-                break
-            if _remove_if_unlocked(self.folder / copy.name):
-                free += copy.bytes
-        if free >= 0:
-            return None
-        if fetches:
-            return next(iter(fetches))
-        raise CacheFullError(
-            "the shard cache is full of shards that are mapped into memory",
-            path=self.folder,
-            found=f"{format_bytes(-free)} too little of {format_bytes(self.size)} for {entry.name}",
-            hint="Raise cache_size (--cache-size), use a separate cache, or stop other loaders.",
-        )
-
-    def _list_files(self) -> tuple[list[_CachedShard], dict[Path, int]]:
-        """Return the complete copies, and the bytes reserved by each running fetch, by the path of its lock.
-
-        Removes the files of processes that no longer run.
-        """
-        copies: list[_CachedShard] = []
-        fetches: dict[Path, int] = {}
-        for found in list(os.scandir(self.folder)):
-            match = _CACHE_FILE.fullmatch(found.name)
-            if match is None:
-                continue
-            try:
-                status = found.stat()
-            except FileNotFoundError:
-                continue
-            lock = self.folder / f"{match[1]}.lock"
-            if match[2] == "tar":
-                copies.append(_CachedShard(status.st_mtime_ns, found.name, status.st_size))
-            elif _remove_if_unlocked(lock):
-                # No process can have created it again: that requires the lock held here.
-                (self.folder / found.name).unlink(missing_ok=True)
-            else:
-                fetches[lock] = status.st_size
-        return copies, fetches
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Hold the lock of the whole cache."""
-        with _locked(self.folder / ".lock", wait=True, remove=False):
-            yield
-
-    @contextmanager
-    def _translate_os_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if is_disk_full(error):
-                raise BudgetError(
-                    "the disk of the shard cache is full",
-                    path=self.folder,
-                    found=error.strerror,
-                    hint="Free space there, lower cache_size (--cache-size), or use another cache (--cache).",
-                ) from error
-            raise StoreError(
-                "the shard cache cannot be used",
-                path=error.filename or self.folder,
-                found=error.strerror or str(error),
-                hint="Give another folder as cache (--cache), or none (--no-cache).",
-            ) from error
+class _StoppedError(Exception):
+    """A prefetch was stopped."""
 
 
 @dataclass(frozen=True)
 class CachedSource:
-    """A source whose shards are copied into a cache when they are first needed.
+    """A source whose shards are copied into a folder when they are first needed.
+
+    Threads and processes may use the folder at the same time.
 
     Attributes:
         source: Source of the shards.
-        cache: The cache.
+        folder: Folder of the copies, created when it is first needed.
+        size: Maximum size of all copies together in bytes. Least recently used copies are evicted first.
+            Shards that are being fetched are not counted.
         entries: The shards by name. Other files are read directly from the source.
     """
 
     source: ShardSource
-    cache: ShardCache
+    folder: Path
+    size: int
     entries: Mapping[str, ShardEntry]
     _checked: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     """Shards whose copy was checked. What is read afterwards is compared with the manifest by the reader."""
@@ -323,138 +114,178 @@ class CachedSource:
         """Return the address of a file at its source."""
         return self.source.address(name)
 
-    @contextmanager
-    def open(self, name: str, part: ByteRange = WHOLE_FILE) -> Iterator[ByteStream]:
-        """Open the copy of a shard; see :meth:`ShardSource.open`.
+    def open(
+        self, name: str, start: int = 0, stop: int | None = None, *, size: int | None = None
+    ) -> ByteStream:
+        """Open the copy of a shard, which is fetched first if there is none; see :meth:`ShardSource.open`.
 
-        If mapped shards fill the cache, the shard is read directly from the source, with a warning.
-        """
-        if name not in self.entries:
-            with self.source.open(name, part) as stream:
-                yield stream
-            return
-        try:
-            file = self.cache.open(self.entries[name], self.source, digest=name not in self._checked)
-            self._checked.add(name)
-        except CacheFullError as error:
-            warnings.warn(f"shard read without the cache: {error}", stacklevel=2)
-            with self.source.open(name, part) as stream:
-                yield stream
-            return
-        with file:
-            file.seek(part.start)
-            yield FileStream(file, self.address(name))
-
-    def open_to_map(self, entry: ShardEntry) -> ShardFile:
-        """Open the copy of a shard to be mapped, and check its digest. It is not evicted while it is mapped.
+        If several callers need the same shard, it is fetched once. An open file can be read to its end even
+        if the copy is evicted. A copy that has changed is fetched again.
 
         Raises:
-            StoreError, BudgetError: As for :meth:`ShardCache.open`.
+            StoreError: The source fails or sends other bytes, or the cache folder cannot be used.
+            BudgetError: The disk is full.
         """
-        return self.cache.open(entry, self.source, digest=True, mapped=True)
+        if name not in self.entries:
+            return self.source.open(name, start, stop, size=size)
+        entry = self.entries[name]
+        with translate_errors(self.folder):
+            # The digest is compared once per process: another program may have changed the copy.
+            while (file := self._open_copy(entry, name not in self._checked) or self._fetch(entry)) is None:
+                pass  # another process has fetched it
+        self._checked.add(name)
+        file.seek(start)
+        return ByteStream(self.source, name, start, file)
+
+    def prefetch(self, name: str, stopped: Callable[[], bool]) -> None:
+        """Fetch a shard that is needed soon. An existing copy is marked as used now.
+
+        Does nothing if another process is fetching the shard.
+
+        Args:
+            name: Name of the shard.
+            stopped: Called repeatedly. The fetch is abandoned once it returns True.
+
+        Raises:
+            StoreError, BudgetError: As for :meth:`open`.
+        """
+        with translate_errors(self.folder), suppress(_StoppedError):
+            if not stopped():
+                entry = self.entries[name]
+                # Without the digest, which is compared when the shard is read.
+                file = self._open_copy(entry, digest=False) or self._fetch(entry, stopped)
+                if file is not None:
+                    file.close()
+
+    def _open_copy(self, entry: ShardEntry, digest: bool) -> BufferedReader | None:
+        """Open the copy of a shard and mark it as used now; return None if it is missing or damaged."""
+        path = self.folder / f"{entry.sha256}.tar"
+        try:
+            # Opened first and then compared, so that what is compared is what is read.
+            file = path.open("rb")
+        except FileNotFoundError:
+            return None
+        is_whole = os.fstat(file.fileno()).st_size == entry.bytes
+        if is_whole and digest:
+            is_whole = hashlib.file_digest(file, "sha256").hexdigest() == entry.sha256
+            file.seek(0)
+        if not is_whole:
+            file.close()  # Windows removes no open file
+            path.unlink(missing_ok=True)
+            return None
+        with suppress(OSError):  # of another user, on a disk that is only read, or evicted
+            _mark_used(path)
+        return file
+
+    def _fetch(self, entry: ShardEntry, stopped: Callable[[], bool] | None = None) -> BufferedReader | None:
+        """Fetch a shard and open its copy.
+
+        Returns None if another process has fetched it or, during a prefetch, is fetching it.
+
+        Args:
+            entry: The shard.
+            stopped: For a prefetch, as for :meth:`prefetch`; None waits for another process.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for path in self.folder.iterdir():
+            if unfinished := _UNFINISHED.fullmatch(path.name):
+                # A file whose lock is held is being written.
+                with (
+                    suppress(PermissionError),  # of another user
+                    locked(self._lock(unfinished[1]), wait=False) as is_abandoned,
+                ):
+                    if is_abandoned:
+                        path.unlink(missing_ok=True)
+        path = self.folder / f"{entry.sha256}.tar"
+        with ExitStack() as locks:
+            # One lock per pair of digits, so that shards are fetched in parallel but few lock files exist.
+            lock = locked(self._lock(entry.sha256[:2]), wait=stopped is None)
+            # Another process may have fetched it while this one waited for the lock.
+            if not locks.enter_context(lock) or path.exists():
+                return None
+            with storage_of(path).publish() as file:
+                self._copy(entry, file, stopped)
+                # Until the copy is open, no other process may evict it.
+                locks.enter_context(locked(self._lock("")))
+                # Before the copy gets its name, so that the copies together never exceed the size.
+                self._evict(entry.bytes)
+            _mark_used(path)
+            return path.open("rb")
+
+    def _lock(self, digits: str) -> Path:
+        return self.folder / f"{digits}.lock"
+
+    def _evict(self, needed: int) -> None:
+        """Remove the least recently used copies until there is space for one of ``needed`` bytes."""
+        copies: list[tuple[int, int, Path]] = []
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):  # removed because it was damaged
+                if _COPY.fullmatch(path.name):
+                    status = path.stat()
+                    copies.append((status.st_mtime_ns, status.st_size, path))
+        used = needed + sum(size for _, size, _ in copies)
+        for _, size, path in sorted(copies):
+            if used > self.size:
+                with suppress(PermissionError):  # open in another process, on Windows
+                    path.unlink(missing_ok=True)
+                    used -= size
+
+    def _copy(self, entry: ShardEntry, file: HashingFile, stopped: Callable[[], bool] | None) -> None:
+        """Write a shard to a file and compare its size and digest with the manifest.
+
+        Raises:
+            StoreError: The source fails, or sends other bytes.
+            _StoppedError: ``stopped()`` returned True.
+        """
+        with self.source.open(entry.name, size=entry.bytes) as stream:
+            # At most one chunk too many, so that an endless source cannot fill the disk. A prefetch stops
+            # after any chunk.
+            while file.tell() <= entry.bytes and (data := stream.read(REMOTE_CHUNK)):
+                if stopped is not None and stopped():
+                    raise _StoppedError
+                file.write(data)
+            if file.tell() <= entry.bytes:
+                stream.finish()
+        found, expected = (file.tell(), file.sha256), (entry.bytes, entry.sha256)
+        if found != expected:
+            shown = ("{} bytes, SHA-256 {}".format(*each) for each in (found, expected))
+            raise altered_shard_error(self.address(entry.name), *shown)
 
 
-def _copy(entry: ShardEntry, source: ShardSource, file: IO[bytes], stopped: Callable[[], bool]) -> None:
-    """Write a shard to a file and check its size and digest.
+AnySource: TypeAlias = ShardSource | CachedSource
+"""A source of shards, perhaps behind a cache."""
+
+
+def add_cache(source: ShardSource, entries: Sequence[ShardEntry], options: CacheOptions) -> AnySource:
+    """Return a source that keeps local copies of shards, or ``source`` itself if it needs no cache.
+
+    Args:
+        source: Source of the shards.
+        entries: The shards that are read.
+        options: Folder and size of the cache.
 
     Raises:
-        StoreError: The source fails, or sends other bytes.
-        _FetchStoppedError: ``stopped()`` returned True.
+        ConfigError: A cache is given for shards in a local folder.
+        BudgetError: The cache is smaller than the largest shard.
     """
-    address = source.address(entry.name)
-    digest, size = hashlib.sha256(), 0
-    with source.open(entry.name, ByteRange(0, None, entry.bytes)) as stream:
-        while size <= entry.bytes and (data := stream.read(_CHUNK)):
-            if stopped():
-                raise _FetchStoppedError
-            digest.update(data)
-            file.write(data)
-            size += len(data)
-        if size <= entry.bytes:
-            stream.finish()
-    if size != entry.bytes:
-        found = f"{'more' if size > entry.bytes else size} bytes"
-        raise altered_shard_error(address, found, entry.bytes)
-    if digest.hexdigest() != entry.sha256:
-        raise altered_shard_error(address, f"SHA-256 {digest.hexdigest()}", entry.sha256)
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _never() -> bool:
-    return False
+    cache = options.cache
+    is_object_store = source.folder is not None and not source.is_local
+    if cache is None or cache is False or (cache is True and not is_object_store):
+        return source
+    if source.is_local:
+        hint = "Remove the option cache (--cache)."
+        raise ConfigError("shards in a local folder need no cache", path=source.folder, hint=hint)
+    folder = cache_folder("shards") if cache is True else Path(cache).absolute()
+    # A single shard would already exceed a smaller maximum.
+    needed, size = max((entry.bytes for entry in entries), default=0), options.cache_bytes
+    if needed > size:
+        hint = "Raise cache_size (--cache-size)."
+        reason, expected = "the shard cache is smaller than a shard", f"at least {needed:,}"
+        raise BudgetError(reason, path=folder, found=f"{size:,} bytes", expected=expected, hint=hint)
+    return CachedSource(source, folder, size, {entry.name: entry for entry in entries})
 
 
 def _mark_used(path: Path) -> None:
+    """Set the modification time to now, in nanoseconds: the system's own clock may stand for some."""
     now = time.time_ns()
     os.utime(path, ns=(now, now))
-
-
-# --- locks ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _locked(path: Path, *, wait: bool, remove: bool = True) -> Iterator[bool]:
-    """Create a lock file, lock it, and remove it afterwards.
-
-    Unlocks explicitly, because a forked child inherits the open file and would keep the lock.
-
-    Args:
-        path: Path of the lock file.
-        wait: Whether to wait while another process holds the lock.
-        remove: Whether to remove the file afterwards. Default True.
-
-    Yields:
-        True if the lock is held; False if another process holds it and ``wait`` is False, or if the file
-        was removed by the process waited for.
-    """
-    with path.open("ab") as file:
-        try:
-            lock_file(file, wait=wait)
-        except BlockingIOError:
-            yield False
-            return
-        is_held = False
-        try:
-            is_held = _is_same_file(file, path)
-            yield is_held
-        finally:
-            if is_held and remove:
-                remove_locked(file, path)
-            else:
-                unlock_file(file)
-
-
-def _remove_if_unlocked(path: Path) -> bool:
-    """Remove a file unless another process has locked it; return whether it no longer exists."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return True
-    with file:
-        try:
-            lock_file(file)
-        except BlockingIOError:
-            return False
-        if _is_same_file(file, path):
-            remove_locked(file, path)
-        else:
-            unlock_file(file)
-    return not path.exists()  # on Windows, a file that is open elsewhere stays
-
-
-def _lock_shared(file: IO[bytes], path: Path) -> bool:
-    """Protect an open copy from eviction; close it and return False if it has been evicted already."""
-    lock_file(file, shared=True, wait=True)
-    if _is_same_file(file, path):
-        return True
-    file.close()
-    return False
-
-
-def _is_same_file(file: IO[bytes], path: Path) -> bool:
-    """Return whether a path still leads to a file that was opened there."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False

@@ -1,12 +1,22 @@
-"""Training shards: WebDataset tar files in which each sample is a block of positions.
+"""Training shards: WebDataset tar files in which each sample is a block of positions, or one position.
 
 Converts arrays to bytes and bytes to arrays. The order, the splits and the paths are chosen elsewhere.
+
+A member is a tar header, the npy header of an array, its numbers, and zeros up to 512 bytes. All headers are
+those that ``tarfile`` and NumPy make of the name and the type. A reader makes them again of what it has found
+and compares them as a whole, so that a header has no field that two programs could interpret differently.
 """
 
 from __future__ import annotations
 
+import functools
+import io
+import math
+import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -14,112 +24,123 @@ import numpy.typing as npt
 
 from hexdata.board import pack_boards, unpack_boards
 from hexdata.schema import board_size_of
-from hexdata.shards.block_check import invalid_values_error
-from hexdata.shards.blocks import Block, block_length, block_to_members, block_to_policy
-from hexdata.shards.manifest import ShardEntry
-from hexdata.shards.tar_members import MemberReader, archive_end, broken_shard_error, member_headers
+from hexdata.shards.blocks import Block, block_length, block_to_members, block_to_policy, row_fields
+from hexdata.shards.manifest import ShardEntry, broken_shard
 from hexdata.storage import AnyPath, as_path, storage_of
 
-__all__ = [
-    "ShardWriter",
-    "block_samples",
-    "read_blocks",
-    "read_blocks_with_offsets",
-    "sample_fields",
-    "samples_to_block",
-]
-
+# NumPy pads headers to a multiple of 64 bytes; with these dtypes and shapes it is always 128.
+_NPY_HEADER_BYTES: Final = 128
+HEADER_BYTES: Final = tarfile.BLOCKSIZE + _NPY_HEADER_BYTES
+"""Bytes of a member's tar header and npy header together. The numbers follow them."""
+# Keys of blocks have at least 6 digits, those of samples 9; 18 digits always fit into 64 bits.
+_NAME: Final = re.compile(rb"([0-9]{6,18})\.([a-z_]{1,40}|extra\.[A-Za-z_][A-Za-z0-9_]{0,62})\.npy\0")
+# The dtypes are those of FIELDS.
+_NPY: Final = re.compile(
+    rb"\x93NUMPY\x01\x00v\x00\{'descr': '(\|u1|<u2|<u4|<i4|<i8|<f4|<f8)', 'fortran_order': False, "
+    rb"'shape': \(((?:[0-9]{1,12}, ?)*(?:[0-9]{1,12})?)\), \} *\n"
+)
+_CHECKSUM: Final = slice(148, 154)
+"""The checksum in a tar header, as octal digits."""
+_END_BYTES: Final = 2 * tarfile.BLOCKSIZE
+"""Minimum number of zero bytes at the end of an archive."""
+_ALTERED: Final = "the shard is truncated or altered"
+_INVALID: Final = "the shard contains invalid data"
 _MAX_BYTES: Final = 1 << 30
 """Maximum size of one block or sample in bytes. A sparse file can claim any size."""
 _MAX_MEMBERS: Final = 64
 """Maximum number of members of one block or sample."""
 
 
-def sample_fields(block: Block) -> Block:
-    """Return the fields of a block's samples, stacked: as :func:`block_samples`, with a leading dimension."""
-    board_size = board_size_of(block["board"].shape[1])
-    fields = {name: array for name, array in block.items() if name != "policy_row"}
-    fields["board"] = unpack_boards(block["board"], board_size, np.uint8)
-    if "policy" in block:
-        fields["policy"] = block_to_policy(block, board_size * board_size)
-    return fields
+# --- headers ------------------------------------------------------------------------------------------
 
 
-def block_samples(block: Block) -> Iterator[tuple[int, Block]]:
-    """Split a block into samples of one position, for ``--layout samples``.
+@functools.lru_cache(maxsize=1 << 12)  # almost all blocks have the same shapes
+def _template(digits: int, field: str, dtype: str, shape: tuple[int, ...]) -> tuple[bytes, int]:
+    """Return the headers of a member whose key is this number of zeros, and the checksum in them."""
+    npy = io.BytesIO()
+    np.lib.format.write_array_header_1_0(npy, {"descr": dtype, "fortran_order": False, "shape": shape})
+    info = tarfile.TarInfo(f"{'0' * digits}.{field}.npy")
+    info.size = _NPY_HEADER_BYTES + _size_of(dtype, shape)
+    header = info.tobuf(tarfile.USTAR_FORMAT, "ascii", "strict")
+    return header + npy.getvalue(), int(header[_CHECKSUM], 8)
 
-    Every sample of a split has the same fields, which some readers require: ``policy`` is in all samples or,
-    in a split without dense policies, in none.
 
-    Yields:
-        (position_id, fields) of each position: ``board`` uint8 (2, n, n), ``policy`` float32 (n·n,), and the
-        other fields without their leading dimension.
-    """
-    fields = sample_fields(block)
-    for row, position_id in enumerate(block["position_id"].tolist()):
-        yield position_id, {name: array[row, ...] for name, array in fields.items()}
+def _make_headers(key: bytes, field: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return the tar header and the npy header of a member."""
+    zeros, checksum = _template(len(key), field, dtype, shape)
+    # The checksum of a tar header is the sum of its bytes, so it changes by what the digits add to zeros.
+    checksum += sum(key) - len(key) * ord("0")
+    after_key = zeros[len(key) : _CHECKSUM.start]
+    return b"%b%b%06o%b" % (key, after_key, checksum, zeros[_CHECKSUM.stop :])
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _parse_npy(header: bytes) -> tuple[str, tuple[int, ...]] | None:
+    """Return the dtype and the shape in an npy header; None if no array of a shard has such a header."""
+    found = _NPY.fullmatch(header)
+    if found is None:
+        return None
+    shape = tuple(map(int, re.findall(rb"[0-9]+", found[2])))
+    # No tar header states a larger size, and NumPy multiplies the other lengths of an empty array.
+    is_bounded = math.prod(length or 1 for length in shape) <= _MAX_BYTES
+    return (found[1].decode("ascii"), shape) if is_bounded else None
+
+
+def _size_of(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the number of bytes of an array."""
+    return math.prod(shape) * int(dtype[2])
+
+
+def archive_end(offset: int) -> bytes:
+    """Return the end of an archive whose last member ends at ``offset``: zeros up to a whole tar record."""
+    # As tarfile and GNU tar write it: two zero blocks, then zeros up to a record of 10,240 bytes.
+    end = offset + _END_BYTES
+    return bytes(_END_BYTES + -end % tarfile.RECORDSIZE)
 
 
 # --- writing ------------------------------------------------------------------------------------------
 
 
+@dataclass
 class ShardWriter:
     """Writes one tar shard sequentially.
 
     The archive is plain USTAR without times and owners, so the same arrays always result in the same bytes.
 
     Attributes:
-        offsets: For each field, the byte offset of its numbers in every block, for reading through ``mmap``.
+        file: The file, which must be at its beginning. The caller closes it.
+        offsets: For each field, the byte offset of its numbers in every block.
         positions: Number of positions written.
         blocks: Number of blocks or samples written.
         bytes: Number of bytes written.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        """Create a writer to ``file``, which must be at its beginning. The caller closes the file."""
-        self.offsets: dict[str, list[int]] = {}
-        self.positions = 0
-        self.blocks = 0
-        self.bytes = 0
-        self._file = file
-        self._last_key = -1
+    file: BinaryIO
+    offsets: dict[str, list[int]] = dataclass_field(default_factory=dict, init=False)
+    positions: int = dataclass_field(default=0, init=False)
+    blocks: int = dataclass_field(default=0, init=False)
+    bytes: int = dataclass_field(default=0, init=False)
 
     def write_block(self, key: int, arrays: Block) -> None:
-        """Append one block.
-
-        Dense policies are written as sparse ones.
+        """Append one block, with sparse policies.
 
         Args:
             key: Number of the block, ascending over the whole split.
-            arrays: The fields of the block.
-
-        Raises:
-            ValueError: The key is not greater than the last one, the fields are not those of the earlier
-                blocks, or their lengths differ.
+            arrays: Its members.
         """
-        if key <= self._last_key:
-            raise ValueError(f"block keys must ascend: {key} cannot follow {self._last_key}")
-        rows = block_length(arrays)
-        members = block_to_members(arrays)
-        if self.blocks and members.keys() != self.offsets.keys():
-            raise ValueError(f"block {key} has the members {sorted(members)}, not {sorted(self.offsets)}")
-        for name, offset in self._write_members(f"{key:06d}", members):
+        for name, offset in self.write_members(f"{key:06d}", arrays).items():
             self.offsets.setdefault(name, []).append(offset)
-        self._last_key = key
-        self.positions += rows
-        self.blocks += 1
+        self.positions += block_length(arrays)
 
     def write_sample(self, position_id: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Append one position as a sample. ``blocks`` then counts samples, and no offsets are kept.
+        """Append one position as a sample. No offsets are kept.
 
         Args:
             position_id: Id of the position, the key of the sample.
             arrays: Its fields, as :func:`block_samples` yields them.
         """
-        for _ in self._write_members(f"{position_id:09d}", arrays):
-            pass
+        self.write_members(f"{position_id:09d}", arrays)
         self.positions += 1
-        self.blocks += 1
 
     def close(self) -> None:
         """Write the end of the archive, zeros up to a whole tar record. The file stays open."""
@@ -134,26 +155,30 @@ class ShardWriter:
         """
         return ShardEntry(name, self.positions, self.blocks, self.bytes, sha256, self.offsets)
 
-    def _write_members(self, key: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Iterator[tuple[str, int]]:
-        """Write the members of one sample, sorted by name; yield each field and the offset of its numbers."""
+    def write_members(self, key: str, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
+        """Write the members of one sample, sorted by name; return the offsets of their numbers."""
+        self.blocks += 1
+        offsets = {}
+        # A fixed order, so that equal arrays give equal bytes.
         for name in sorted(arrays):
-            array = arrays[name]
             # Little-endian on every machine. np.ascontiguousarray would add a dimension to a scalar.
-            array = np.asarray(array, array.dtype.newbyteorder("<"), order="C")
-            self._write(member_headers(key, name, array.dtype.str, array.shape))
-            yield name, self.bytes
+            array = np.asarray(arrays[name], arrays[name].dtype.newbyteorder("<"), order="C")
+            self._write(_make_headers(key.encode("ascii"), name, array.dtype.str, array.shape))
+            offsets[name] = self.bytes
             self._write(array.reshape(-1).view(np.uint8).data)
+            # The next tar header begins at a multiple of 512 bytes.
             self._write(bytes(-self.bytes % tarfile.BLOCKSIZE))
+        return offsets
 
-    def _write(self, data: bytes | memoryview) -> None:
-        self._file.write(data)
+    def _write(self, data: Any) -> None:
+        self.file.write(data)
         self.bytes += len(data)
 
 
 # --- reading ------------------------------------------------------------------------------------------
 
 
-def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block]]:
+def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[str, int]]]:
     """Read the blocks or samples of a shard in order.
 
     Stricter than ``tarfile``, which takes a broken header for the end of the archive: every byte up to the
@@ -163,62 +188,114 @@ def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block]]:
         path: The shard.
 
     Yields:
-        (key, arrays by member) of each block or sample. The arrays are read-only. Policies of blocks are
-        sparse, except in shards of schema version 1; ``members_to_block`` makes them dense.
+        As :func:`parse_blocks`.
 
     Raises:
-        FormatError: The shard is truncated or altered; names the shard, and the member or the byte. Blocks
-            yielded before are then invalid.
-    """
-    for key, block, _ in read_blocks_with_offsets(path):
-        yield key, block
-
-
-def read_blocks_with_offsets(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[str, int]]]:
-    """Read the blocks or samples of a shard in order, with the offsets of their numbers.
-
-    Args:
-        path: The shard.
-
-    Yields:
-        (key, arrays by field, offsets by field). An offset is the byte of the shard at which the numbers of
-        the field begin.
-
-    Raises:
-        FormatError: As for :func:`read_blocks`.
+        FormatError: As for :func:`parse_blocks`.
     """
     with storage_of(as_path(path)).open() as file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        members = MemberReader(file.read, 0, size, size, path)
-        header = members.next_header()
-        last_key = -1
-        while header is not None:
-            key, block, offsets = header.key, dict[str, npt.NDArray[Any]](), dict[str, int]()
-            while header is not None and header.key == key:
-                if header.field in block:
-                    raise broken_shard_error(path, header.name, "the member twice", "once")
-                total = header.bytes + sum(array.nbytes for array in block.values())
-                if total > _MAX_BYTES or len(block) == _MAX_MEMBERS:
-                    found = f"{len(block) + 1} members of {total:,} bytes"
-                    raise broken_shard_error(path, key, found, f"{_MAX_MEMBERS} of {_MAX_BYTES:,} at most")
-                block[header.field] = members.read_array()
-                offsets[header.field] = header.begin
-                header = members.next_header()
-            is_sample = all(array.ndim == 0 for name, array in block.items() if name not in _UNPACKED)
-            if not is_sample and int(key) <= last_key:
-                found = f"block {key} after block {last_key:06d}"
-                raise broken_shard_error(path, key, found, "ascending keys")
-            last_key = max(last_key, int(key)) if not is_sample else last_key
+        yield from parse_blocks(file.read, 0, path)
+
+
+def parse_blocks(
+    read: Callable[[int], bytes | memoryview], begin: int, path: object, *, is_end: bool = True
+) -> Iterator[tuple[str, Block, dict[str, int]]]:
+    """Parse the blocks or samples of a shard, or of a part of it.
+
+    Args:
+        read: Returns the next bytes, at most the given number.
+        begin: Offset of the first byte in the shard, where a member begins.
+        path: Path of the shard, for messages.
+        is_end: Whether the shard ends with these bytes. Default True. False: a block does.
+
+    Yields:
+        (key, arrays, offsets) of each block or sample, by member. An offset is the byte of the shard at which
+        the numbers begin. The arrays are read-only. Policies of blocks are sparse.
+
+    Raises:
+        FormatError: The bytes are truncated or altered; names the shard, and the member or the byte. Blocks
+            yielded before are then invalid.
+    """
+    at, key = begin, ""
+    block: Block = {}
+    offsets: dict[str, int] = {}
+    # A zero block begins the end of the archive; no bytes at all are a part that ends with a block.
+    while any((headers := bytes(read(HEADER_BYTES)))[: tarfile.BLOCKSIZE]):
+        new_key, field, dtype, shape = _parse_headers(headers, at, path)
+        # A block ends where the key changes, as in WebDataset.
+        if block and new_key != key:
             yield key, block, offsets
+            block, offsets = {}, {}
+        key, name, size = new_key, f"{new_key}.{field}.npy", _size_of(dtype, shape)
+        if field in block:
+            raise broken_shard(_ALTERED, path, name, "the member twice", "once")
+        # Before the numbers are read: a header may claim more bytes than there is memory.
+        total = size + sum(array.nbytes for array in block.values())
+        if total > _MAX_BYTES or len(block) == _MAX_MEMBERS:
+            found = f"{len(block) + 1} members of {total:,} bytes"
+            raise broken_shard(_ALTERED, path, key, found, f"{_MAX_MEMBERS} of {_MAX_BYTES:,} at most")
+        at += HEADER_BYTES
+        offsets[field] = at
+        at += size
+        padding = -at % tarfile.BLOCKSIZE
+        data = read(size + padding)
+        # The padding is covered by no checksum of tar, and could hide other bytes.
+        if len(data) < size + padding or any(data[size:]):
+            raise broken_shard(_ALTERED, path, name, "other bytes after the numbers", "zeros")
+        at += padding
+        block[field] = np.frombuffer(data, dtype, math.prod(shape)).reshape(shape)
+    # Also the length of the end is compared: tarfile would ignore members that are appended after it.
+    end = archive_end(at) if is_end else b""
+    if headers + bytes(read(len(end))) != end:
+        expected = "zeros up to a whole record" if is_end else "the next block"
+        raise broken_shard(_ALTERED, path, "end of archive", "other bytes", expected)
+    # The last block only after the end is checked, so that a truncated shard is not taken for a whole one.
+    if block:
+        yield key, block, offsets
 
 
-_UNPACKED: Final = ("board", "policy")
-"""Fields of a sample that are arrays, not single numbers."""
+def _parse_headers(headers: bytes, at: int, path: object) -> tuple[str, str, str, tuple[int, ...]]:
+    """Return key, field, dtype and shape of a member from its headers, which begin at an offset of a shard.
+
+    Raises:
+        FormatError: ``ShardWriter`` writes no such bytes.
+    """
+    name, npy = _NAME.match(headers), _parse_npy(headers[tarfile.BLOCKSIZE :])
+    if name and npy:
+        key, field = name[1], name[2].decode("ascii")
+        # As bytes, so that every field of a header that is not parsed is compared, too.
+        if headers == _make_headers(key, field, *npy):
+            return key.decode("ascii"), field, *npy
+    shown = f"{headers[:100].rstrip(bytes(1))!r} and {headers[tarfile.BLOCKSIZE :].rstrip()!r}"
+    expected = "the tar and npy headers of an array KEY.FIELD.npy"
+    raise broken_shard(_ALTERED, path, f"byte {at}", shown, expected)
+
+
+# --- samples of one position --------------------------------------------------------------------------
+
+
+def block_samples(block: Block) -> Iterator[tuple[int, Block]]:
+    """Split a block into samples of one position, for ``--layout samples``.
+
+    Every sample of a split has the same fields, which some readers require: ``policy`` is in all samples or,
+    in a split without policies that are not one-hot, in none.
+
+    Yields:
+        (position_id, fields) of each position: ``board`` uint8 (2, n, n), ``policy`` float32 (n·n,), and the
+        other fields without their leading dimension.
+    """
+    n = board_size_of(block["board"].shape[1])
+    fields = {name: block[name] for name in row_fields(block)}
+    fields["board"] = unpack_boards(block["board"], n, np.uint8)
+    if "policy_row" in block:
+        fields["policy"] = block_to_policy(block, n * n)
+    for row, position_id in enumerate(block["position_id"].tolist()):
+        # The ellipsis makes scalars arrays without dimensions, which have an npy header.
+        yield position_id, {name: array[row, ...] for name, array in fields.items()}
 
 
 def samples_to_block(samples: Sequence[tuple[str, Block]], path: object) -> Block:
-    """Join samples into one block. Policies that are one-hot at the move become moves again.
+    """Join samples into one block with sparse policies. Policies of one move become moves again.
 
     Only the values that the conversion depends on are checked.
 
@@ -230,38 +307,30 @@ def samples_to_block(samples: Sequence[tuple[str, Block]], path: object) -> Bloc
         FormatError: "broken-shard": The samples differ in their fields, dtypes or shapes, a board has cells
             other than 0 and 1, a policy is negative or not finite, or a key is not the position id.
     """
-    first_key, first = samples[0]
-    specs = {name: (array.dtype.str, array.shape) for name, array in first.items()}
+    _, first = samples[0]
+    specs = {name: (array.dtype, array.shape) for name, array in first.items()}
+    n = first["board"].shape[-1] if "board" in first and first["board"].ndim else 0
+    # These are converted, so their form must be known; all other fields need only be alike.
+    wanted = {"board": (np.dtype("u1"), (2, n, n)), "position_id": (np.dtype("<i8"), ())}
+    wanted |= {"policy": (np.dtype("<f4"), (n * n,))} if "policy" in first else {}
     for key, sample in samples:
-        found = {name: (array.dtype.str, array.shape) for name, array in sample.items()}
-        if found != specs:
-            name = min(name for name, _ in found.items() ^ specs.items())
-            other = found.get(name, "no such member")
-            raise invalid_values_error(path, f"{key}.{name}.npy", other, specs.get(name, "no such member"))
+        found = {name: (array.dtype, array.shape) for name, array in sample.items()}
+        if not n or found != specs | wanted:
+            raise broken_shard(_INVALID, path, f"sample {key}", f"the fields {found}", specs | wanted)
+        policy = sample.get("policy", np.zeros(1))
+        if sample["board"].max() > 1 or not (policy.min() >= 0 and policy.max() < np.inf):
+            expected = "cells that are 0 or 1, and finite probabilities from 0 up"
+            raise broken_shard(_INVALID, path, f"sample {key}", "another board or policy", expected)
+        if int(sample["position_id"]) != int(key):
+            raise broken_shard(_INVALID, path, f"sample {key}", sample["position_id"], "the key")
     block = {name: np.stack([sample[name] for _, sample in samples]) for name in specs}
-    boards = block.get("board")
-    if boards is None or boards.dtype != np.uint8 or boards.ndim != 4 or boards.max(initial=0) > 1:
-        boards_found = (
-            "none" if boards is None else f"{boards.dtype} of shape {boards.shape[1:]}, or a cell above 1"
-        )
-        raise invalid_values_error(
-            path, f"{first_key}.board.npy", boards_found, "|u1 of shape (2, n, n), each cell 0 or 1"
-        )
-    block["board"] = pack_boards(boards)
-    if "position_id" in block and block["position_id"].ndim == 1:
-        for (key, _), position_id in zip(samples, block["position_id"].tolist(), strict=True):
-            if int(key) != position_id:
-                raise invalid_values_error(
-                    path, f"{key}.position_id.npy", position_id, f"{int(key)}, as its key"
-                )
+    block["board"] = pack_boards(block["board"])
     if "policy" in block and "move" in block:
         policies = block["policy"]
-        if policies.ndim != 2 or not (policies.min() >= 0 and policies.max() < np.inf):
-            raise invalid_values_error(
-                path, f"{first_key}.policy.npy", "other values", "finite numbers from 0 up"
-            )
+        # A one-hot policy at the move is what the export makes of a move
+        # alone, so it is not a policy of its own.
         only = np.count_nonzero(policies, axis=1) == 1
         moves = only & (policies.argmax(axis=1) == block["move"]) & (policies.max(axis=1) == 1)
         rows = np.flatnonzero(policies.any(axis=1) & ~moves)
-        block["policy"], block["policy_row"] = policies[rows], rows.astype("<u4")
+        return block_to_members(block | {"policy": policies[rows], "policy_row": rows.astype("<u4")})
     return block

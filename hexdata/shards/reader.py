@@ -1,4 +1,4 @@
-"""Sequential reading of one split's shards as blocks, each compared with the manifest.
+"""The manifest of a source, and sequential reading of one split's shards as blocks, compared with it.
 
 The SHA-256 of every shard is compared with the manifest before a block of it is used, since a shard that
 was exported again may have the name, the size and the layout of the former one. The manifest has one digest
@@ -9,20 +9,69 @@ are then kept, and later reads hash only the blocks that they need.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
 
-import numpy as np
-
-from hexdata.errors import StoreError
+from hexdata.errors import ConfigError, StoreError
+from hexdata.json_models import MAX_JSON_BYTES
+from hexdata.schema import is_target
 from hexdata.shards.block_check import check_block
-from hexdata.shards.blocks import Block, block_fields, block_to_members, members_of_fields
-from hexdata.shards.manifest import ShardEntry, ShardManifest
-from hexdata.shards.member_check import BlockEntry, block_entry, manifest_mismatch_error
-from hexdata.shards.sources import ByteRange, ByteStream, FolderSource, ShardSource, discard_bytes
-from hexdata.shards.tar_members import MemberHeader, MemberReader
+from hexdata.shards.blocks import POLICY_FIELDS, SPARSE_FIELDS, Block, block_fields
+from hexdata.shards.cache import AnySource
+from hexdata.shards.format import HEADER_BYTES, parse_blocks
+from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry, ShardManifest, broken_shard
+from hexdata.shards.sources import ShardSource
 
-__all__ = ["BlockReader"]
+_DIFFERS: Final = "the shard does not match the manifest"
+
+
+def load_manifest(source: ShardSource) -> ShardManifest:
+    """Read and check the manifest of a source.
+
+    Raises:
+        StoreError: As for :meth:`ShardManifest.load`, or the source fails.
+    """
+    with source.open(MANIFEST_NAME) as stream:
+        # One byte more than is allowed, by which the parser recognises a file that is too large.
+        data = stream.read(MAX_JSON_BYTES + 1)
+        if len(data) <= MAX_JSON_BYTES:
+            stream.finish()
+    return ShardManifest.loads(data, source.address(MANIFEST_NAME))
+
+
+def check_split(manifest: ShardManifest, split: str, location: str) -> list[str]:
+    """Check that a split can be loaded, and return the sorted fields of its blocks, with dense policies.
+
+    Args:
+        manifest: The shard manifest.
+        split: Name of the split.
+        location: Location of the shards, for messages.
+
+    Raises:
+        ConfigError: The split does not exist, or the shards have the layout ``samples``.
+        StoreError: The fields are not those of this version of hexdata.
+    """
+    if manifest.layout != "blocks":
+        hint = "Run `hexdata export` with --layout blocks."
+        raise ConfigError(f"the loader cannot read the layout {manifest.layout}", path=location, hint=hint)
+    if split not in manifest.splits:
+        splits = ", ".join(manifest.splits)
+        raise ConfigError("no such split in the shards", path=location, found=split, expected=splits)
+    shards = manifest.splits[split]
+    # An empty split has no blocks whose fields could be compared.
+    if not shards:
+        return []
+    with_policy = "policy_row" in shards[0].offsets
+    targets = [name for name in manifest.fields if is_target(name)]
+    known = block_fields(manifest.board_size, with_policy, targets)
+    found = {name: spec for name, spec in manifest.fields.items() if name in known}
+    # Once for all shards: the reader takes dtypes and shapes from these declarations.
+    if found != known or any(shard.offsets.keys() != known.keys() for shard in shards):
+        reason = "the shard manifest describes blocks with other fields"
+        raise StoreError(reason, path=location, found=found, expected=known, hint=REPAIR_HINT)
+    return sorted({*known} - {*SPARSE_FIELDS} | ({*POLICY_FIELDS} if with_policy else set()))
 
 
 class BlockReader:
@@ -38,39 +87,37 @@ class BlockReader:
 
     Attributes:
         shards: Manifest entries of the shards of the split.
-        specs: The fields that are read, by name. Policies are sparse, whatever the schema version.
+        specs: The fields that are read, by name. Policies are sparse.
         block_size: Positions per block.
     """
 
     def __init__(
-        self, source: ShardSource, manifest: ShardManifest, split: str, members: Sequence[str]
+        self, source: AnySource, manifest: ShardManifest, split: str, members: Sequence[str]
     ) -> None:
+        names = set(members)
+        if "policy" in names:
+            names = names - {"policy"} | set(SPARSE_FIELDS)
         self.shards = manifest.splits[split]
-        self._members = frozenset(members_of_fields(members, manifest.fields))
-        fields = dict(manifest.fields)
-        if "policy" in fields:  # schema version 1
-            fields |= block_fields(manifest.board_size, with_policy=True)
-        self.specs = {name: fields[name] for name in members_of_fields(members, fields.keys() - {"policy"})}
+        # Sorted, so that blocks have the same order of fields whatever was requested.
+        self.specs = {name: manifest.fields[name] for name in sorted(names)}
         self.block_size = manifest.block_size
         self._board_size = manifest.board_size
-        self._fields = manifest.fields
         self._source = source
         self._states: dict[int, list[Any]] = {}
         """SHA-256 of the bytes before each block, and of all bytes, of shards of which a part was read."""
-        self._first_keys = np.cumsum(
-            [manifest.first_keys.get(split, 0), *(shard.blocks for shard in self.shards)]
-        ).tolist()
 
     def find_faults(self) -> Iterator[tuple[ShardEntry, StoreError]]:
         """Yield the shards that are missing or have another size, with their errors.
 
         Only a local folder is checked. Faults of other sources are found when a shard is read.
         """
-        if isinstance(self._source, FolderSource):
+        if isinstance(self._source, ShardSource) and self._source.is_local:
             for entry in self.shards:
-                fault = self._source.find_fault(entry.name, entry.bytes)
-                if fault:
-                    yield entry, fault
+                try:
+                    with self._source.open(entry.name, size=entry.bytes):
+                        pass
+                except StoreError as error:
+                    yield entry, error
 
     def read(self, shard: int, first: int = 0, stop: int | None = None) -> Generator[Block, None, None]:
         """Yield blocks [first, stop) of a shard, with sparse policies.
@@ -89,109 +136,91 @@ class BlockReader:
         entry = self.shards[shard]
         stop = entry.blocks if stop is None else stop
         known = self._states.get(shard)
+        # The first read of a part hashes the whole shard, see above.
         begin, end = (first, stop) if known else (0, entry.blocks)
-        address, first_key = self._source.address(entry.name), self._first_keys[shard]
-        blocks = [block_entry(address, entry, n, first_key, self.block_size) for n in range(begin, end)]
-        # Offsets of an invalid manifest may lie outside the shard.
-        start, end_offset = blocks[0].start if begin else 0, blocks[-1].stop
-        if not 0 <= start < end_offset <= entry.bytes:
-            found = f"bytes {start} to {end_offset}"
-            raise manifest_mismatch_error(address, "offsets", found, f"offsets up to {entry.bytes}")
-        states: list[Any] = []
-        with self._source.open(entry.name, ByteRange(start, end_offset, entry.bytes)) as stream:
-            part = _ShardPart(stream, start, end_offset, entry.bytes, address)
-            if known:
-                part.sha256 = known[begin].copy()
-            members = MemberReader(part.read, start, end_offset, entry.bytes, address)
-            for block in blocks:
-                states.append(part.sha256.copy())
-                arrays = self._read_block(members, block)
-                if first <= block.number < stop:
-                    self._check(arrays, block)
-                    yield block_to_members(arrays)
-            if (header := members.next_header()) is not None:
-                found = f"a member {header.name}"
-                raise manifest_mismatch_error(address, "end of the shard", found, "the end of the archive")
-            part.finish()
-        if known and part.sha256.digest() != known[end].digest():
-            record, found = f"blocks {first} to {stop - 1}", f"SHA-256 {part.sha256.hexdigest()}"
-            raise manifest_mismatch_error(address, record, found, "the bytes that were read before")
-        if not known and part.sha256.hexdigest() != entry.sha256:
-            raise manifest_mismatch_error(address, "sha256", part.sha256.hexdigest(), entry.sha256)
+        address = self._source.address(entry.name)
+        starts = [
+            # A block begins with the headers of its first member, which is the one with the lowest offset.
+            min(offsets) - HEADER_BYTES
+            for offsets in zip(*(each[begin : end + 1] for each in entry.offsets.values()), strict=True)
+        ]
+        # The last block is followed by the end of the archive, which is read with it.
+        if end == entry.blocks:
+            starts.append(entry.bytes)
+        # The digest includes any byte before the first block, of which a valid shard has none.
+        if begin == 0:
+            starts[0] = 0
+        # Offsets of an invalid manifest may lie outside the shard, or descend.
+        if starts != sorted(set(starts)) or starts[0] < 0 or starts[-1] > entry.bytes:
+            raise broken_shard(_DIFFERS, address, "offsets", starts, f"ascending offsets up to {entry.bytes}")
+        states, sha256 = [], known[begin].copy() if known else hashlib.sha256()
+
+        def add(data: bytes) -> None:
+            # The state before this block, from which a later read of it continues.
+            states.append(sha256.copy())
+            sha256.update(data)
+
+        with (
+            self._source.open(entry.name, starts[0], starts[-1], size=entry.bytes) as stream,
+            # Hashing takes a tenth of the time, and does not need Python's lock.
+            ThreadPoolExecutor(1, "hexdata-sha256") as hashing,
+        ):
+            hashed: Future[None] | None = None
+            for number, (at, stop_at) in enumerate(itertools.pairwise(starts), begin):
+                data = stream.read(stop_at - at)
+                if len(data) < stop_at - at:
+                    stream.finish()  # raises a more precise error if the source failed
+                    raise broken_shard(
+                        _DIFFERS, address, "end of the shard", f"{at + len(data)} bytes", entry.bytes
+                    )
+                if hashed:
+                    hashed.result()  # not more than one block waits, which limits the memory
+                hashed = hashing.submit(add, data)
+                # Blocks outside the range are only hashed.
+                if first <= number < stop:
+                    yield self._parse(data, at, number, entry, address)
+            if end == entry.blocks:
+                stream.finish()
+        # Equal states at both ends prove that the bytes between are those of the first read.
+        if known and sha256.digest() != known[end].digest():
+            record, found = f"blocks {first} to {stop - 1}", f"SHA-256 {sha256.hexdigest()}"
+            raise broken_shard(_DIFFERS, address, record, found, "the bytes that were read before")
+        if not known and sha256.hexdigest() != entry.sha256:
+            raise broken_shard(_DIFFERS, address, "sha256", sha256.hexdigest(), entry.sha256)
+        # A caller that reads whole shards needs no states: each read compares the digest.
         if (first, stop) != (0, entry.blocks):
-            self._states.setdefault(shard, [*states, part.sha256])
+            # Only after the digest was compared. Another thread may have
+            # been first, whose states are the same.
+            self._states.setdefault(shard, [*states, sha256])
 
-    def _read_block(self, members: MemberReader, block: BlockEntry) -> Block:
-        """Read the members of one block and return those that are needed."""
-        arrays: Block = {}
-        headers: dict[str, MemberHeader] = {}
-        for field in block.fields_in_order():
-            name = block.member_name(field)
-            header = members.next_header(name)
-            if header is None:
-                found, expected = "the end of the archive", "a member in every block"
-                raise manifest_mismatch_error(block.path, name, found, expected)
-            block.check_header(field, header, self._fields[field])
-            headers[field] = header
-            if field in self._members:
-                arrays[field] = members.read_array()
-            else:
-                members.skip()
-        block.check_layout(headers)
-        return arrays
+    def _parse(self, data: bytes, begin: int, number: int, entry: ShardEntry, address: str) -> Block:
+        """Return the needed arrays of a block, as views of its bytes, after checking them.
 
-    def _check(self, arrays: Block, block: BlockEntry) -> None:
-        check_block(
-            arrays,
-            block.path,
-            block.key,
-            board_size=self._board_size,
-            rows=block.rows,
-            members=self._members,
-        )
-
-
-class _ShardPart:
-    """The bytes [start, stop) of a shard, hashed while they are read.
-
-    Attributes:
-        sha256: Digest of the bytes that were read. A caller that skips bytes sets it to that of these bytes.
-    """
-
-    def __init__(self, stream: ByteStream, start: int, stop: int, size: int, address: str) -> None:
-        self._stream = stream
-        self._offset = start
-        self._stop = stop
-        self._size = size
-        self._address = address
-        self.sha256 = hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        """Return up to ``size`` bytes; none at the end of the part.
-
-        Raises:
-            FormatError: The shard ends before the part does.
-            StoreError: The source failed.
+        Args:
+            data: The bytes of the block.
+            begin: Byte offset of the block in its shard.
+            number: Index of the block in its shard.
+            entry: The shard.
+            address: Address of the shard, for messages.
         """
-        wanted = min(size, self._stop - self._offset)
-        if not wanted:
-            return b""
-        data = self._stream.read(wanted)
-        if not data:
-            self._stream.finish()  # raises a more precise error if the source failed
-            found = f"{self._offset} bytes"
-            raise manifest_mismatch_error(self._address, "end of the shard", found, self._size)
-        self._offset += len(data)
-        self.sha256.update(data)
-        return data
+        rest = memoryview(data)
 
-    def finish(self) -> None:
-        """Read the rest of the part.
+        def read(size: int) -> memoryview:
+            nonlocal rest
+            part, rest = rest[:size], rest[size:]
+            return part
 
-        Raises:
-            FormatError, StoreError: As for :meth:`read`; or the part ends the shard, but the source has more
-                bytes.
-        """
-        discard_bytes(self.read, self._stop - self._offset)
-        if self._stop == self._size:
-            self._stream.finish()
+        is_last = number + 1 == entry.blocks
+        blocks = list(parse_blocks(read, begin, address, is_end=is_last))
+        key, block, found = blocks[0] if blocks else ("", {}, {})
+        # The headers say where members are, and the manifest too: both must agree on all of them.
+        expected = {name: offsets[number] for name, offsets in entry.offsets.items()}
+        if found != expected or len(blocks) > 1:
+            raise broken_shard(_DIFFERS, address, f"block {key}", f"members at {found}", expected)
+        size = check_block(block, address, key, values=self.specs)
+        # Only the last block of a shard may be shorter.
+        rows = min(self.block_size, entry.positions - number * self.block_size)
+        sizes, wanted = (len(block["board"]), size), (rows, self._board_size)
+        if sizes != wanted:
+            raise broken_shard(_DIFFERS, address, f"block {key}, (positions, board size)", sizes, wanted)
+        return {name: block[name] for name in self.specs}

@@ -1,232 +1,288 @@
-"""Sources of shards: the protocol that all of them implement, and the source of a local folder.
+"""Sources of shards: a folder, on this machine or in an object store; a web server; or a command.
 
-The other sources are in ``http``, ``command``, ``objects`` and ``cache``. ``locate`` chooses one.
+All are read as streams from an offset. A cache in front of a source is in ``cache``.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import string
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from io import BufferedRandom, BufferedReader
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse, InvalidURL
 from pathlib import Path
-from typing import IO, Final, NamedTuple, Protocol, TypeAlias
+from subprocess import PIPE, Popen
+from threading import Thread
+from typing import IO, Any, Final, NoReturn
+from urllib.error import HTTPError
+from urllib.parse import quote, unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from hexdata.errors import StoreError
-from hexdata.retry import with_attempts
-from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry, missing_manifest_error
-from hexdata.storage import is_address, open_file
-from hexdata.store.disk_space import disk_error_hint, system_message
+from hexdata.checks import check_location
+from hexdata.errors import ConfigError, StoreError, without_secrets
+from hexdata.retry import RetryPolicy
+from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, missing_manifest_error
+from hexdata.storage import AnyPath, as_path, storage_of
+from hexdata.storage.address import credentials_error
+from hexdata.store import Store
+from hexdata.store.commands import manifest_kind
+from hexdata.system import kill_group
 
-__all__ = [
-    "WHOLE_FILE",
-    "ByteRange",
-    "ByteStream",
-    "FileStream",
-    "FolderSource",
-    "Pace",
-    "ShardFile",
-    "ShardSource",
-    "TooSlowError",
-    "altered_shard_error",
-    "check_file_size",
-    "check_stream_end",
-    "discard_bytes",
-    "missing_file_error",
-    "unreadable_file_error",
-]
-
-_CHUNK: Final = 1 << 20
+_WEB: Final = ("http:", "https:")
+_REQUEST_BYTES: Final = 8 << 20
+"""Bytes per request to an object store."""
+_READ_ERRORS: Final = (OSError, HTTPException, ValueError)
+"""Errors of reading a source. A ValueError reports an invalid URL or header."""
 _WAIT: Final = 60.0
 _BYTES_PER_SECOND: Final = 4096
 """Seconds that a remote file may take, and the slowest rate at which its bytes may arrive."""
+REMOTE_CHUNK: Final = 3 << 16
+"""Bytes of a remote file that are awaited at once: fewer than must arrive within ``_WAIT``."""
+_TIMEOUT: Final = 13.0
+"""Seconds without a byte after which a connection to a web server counts as broken."""
+_RETRY: Final = RetryPolicy(attempts=8, first_wait=0.5, longest_wait=5.0)
+"""Attempts of a connection or a read. A read that succeeds starts a new count."""
+_MAX_REDIRECTS: Final = 5
 
-ShardFile: TypeAlias = BufferedReader | BufferedRandom
-"""An open local file of a shard."""
 
+@dataclass(frozen=True)
+class ShardSource:
+    """A folder of shards and their manifest. Picklable; keeps no file open.
 
-class ByteRange(NamedTuple):
-    """The bytes of a file to read.
+    ``pipe:cat /data/{name}`` runs in a shell, with the name quoted. The command writes a whole shard: the
+    bytes before a part are discarded.
 
     Attributes:
-        start: Offset of the first byte. Sources that can seek do not read the bytes before it.
-        stop: Offset at which the caller stops reading; None for the end of the file. A hint for sources
-            that request ranges: the stream may continue after it.
-        file_size: Expected size of the whole file; None for any. Checked if the source states the size.
+        location: Local folder; address of a folder in an object store; or a URL of a web server or a command,
+            with ``{name}`` in place of the file name.
     """
 
-    start: int = 0
-    stop: int | None = None
-    file_size: int | None = None
+    location: Path | str = field(repr=False)
+
+    @property
+    def folder(self) -> AnyPath | None:
+        """The folder, local or in an object store; None for a URL or a command.
+
+        It is made again at each use, since connections cannot be used after a fork.
+        """
+        has_name = isinstance(self.location, str) and self.location.startswith(("pipe:", *_WEB))
+        return None if has_name else as_path(self.location)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the shards are in a local folder."""
+        return isinstance(self.location, Path)
+
+    def address(self, name: str) -> str:
+        """Return the path or URL of a file for messages, or the program of a command and the file's name."""
+        if self.is_local:
+            return str(Path(self.location, name))
+        if str(self.location).startswith("pipe:"):
+            return f"{without_secrets(str(self.location))} {name}"
+        return f"{self.location}/{name}" if self.folder is not None else without_secrets(self._url(name))
+
+    def _url(self, name: str) -> str:
+        """Return the URL of a file. Spaces and non-ASCII characters are escaped."""
+        # Punctuation stays, because the user has written a URL, whose
+        # escapes and queries must not be escaped again.
+        return quote(str(self.location).replace("{name}", quote(name)), safe=string.punctuation)
+
+    def open(
+        self, name: str, start: int = 0, stop: int | None = None, *, size: int | None = None
+    ) -> ByteStream:
+        """Open a file for reading. The stream is a context manager, which closes it or kills the command.
+
+        Args:
+            name: Plain file name.
+            start: Offset of the first byte. Sources that can seek do not read the bytes before it.
+            stop: Offset at which the caller stops reading; None for the end of the file (default). A hint for
+                sources that request ranges: the stream may continue after it.
+            size: Expected size of the whole file, which only folders state in advance. Default None: any.
+
+        Raises:
+            StoreError: The file is missing, has another size, or cannot be opened.
+        """
+        folder = self.folder
+        if folder is None and str(self.location).startswith(_WEB):
+            return _WebFile(self, name, start, self._url(name), stop)
+        if folder is None:
+            # Names come from a manifest, which may be a stranger's:
+            # quoted, they cannot be part of the command.
+            command = str(self.location).removeprefix("pipe:").replace("{name}", shlex.quote(name))
+            return _Command(self, name, start, command)
+        # A small part is fetched by one small request.
+        length = _REQUEST_BYTES if stop is None else min(stop - start, _REQUEST_BYTES)
+        try:
+            file = storage_of(folder / name).open(block=length)
+            # Seeking reads nothing, and finds a truncated shard before its bytes are fetched.
+            found = file.seek(0, os.SEEK_END)
+            file.seek(start)
+        except _READ_ERRORS as error:
+            self.fail(name, error)
+        if size not in (None, found):
+            file.close()
+            raise altered_shard_error(self.address(name), f"{found} bytes", size)
+        return ByteStream(self, name, start, file)
+
+    def fail(self, name: str, error: Exception) -> NoReturn:
+        """Raise the error for a file that cannot be read.
+
+        Raises:
+            StoreError: Always.
+        """
+        address, hint = self.address(name), "Check the address and whether the file can be read."
+        fault = StoreError("a file cannot be read", path=address, found=str(error) or repr(error), hint=hint)
+        if isinstance(error, FileNotFoundError) and name == MANIFEST_NAME:
+            fault = missing_manifest_error(address)
+        elif isinstance(error, FileNotFoundError):
+            fault = StoreError("the shard is missing", path=address, hint=REPAIR_HINT)
+        # The cause of an error is shown with it, so it is left out where it may contain a URL with secrets.
+        raise fault from (None if self.folder is None else error)
 
 
-WHOLE_FILE: Final = ByteRange()
+class ByteStream:
+    """The bytes of one file, from some offset to its end. A context manager that closes the file.
 
+    Args:
+        source: Source of the file.
+        name: Name of the file.
+        start: The offset.
+        file: The open file, whose next byte is that at ``start``; None if it is opened later.
+    """
 
-class ByteStream(Protocol):
-    """The bytes of one file, from some offset to its end."""
+    _most = sys.maxsize
+    """Maximum number of bytes to read at once."""
+
+    def __init__(
+        self, source: ShardSource, name: str, start: int, file: IO[bytes] | HTTPResponse | None
+    ) -> None:
+        self._source = source
+        self._name = name
+        self._file = file
+        self._offset = start
+        """Offset of the next byte to return."""
+        self._at = start
+        """Offset of the next byte that arrives. Those before the other offset are dropped."""
+
+    def __enter__(self) -> ByteStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def read(self, size: int, /) -> bytes:
-        """Return 1 to ``size`` bytes; none at the end of the file.
+        """Return ``size`` bytes, or fewer at the end of the file.
 
         Raises:
             StoreError: The source failed.
         """
+        parts: list[bytes] = []
+        stop = self._offset + size
+        try:
+            while self._offset < stop and (data := self._receive(stop - self._offset)):
+                self._at += len(data)
+                if self._at > self._offset:
+                    self._offset = self._at
+                    parts.append(data)
+        except _READ_ERRORS as error:
+            self._source.fail(self._name, error)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def finish(self) -> None:
-        """Check that all bytes have been read, and that the source ended without an error.
+        """Check that all bytes have been read, and that a command has succeeded.
 
         Raises:
             StoreError: There are more bytes, or the command that writes them failed.
         """
+        if self.read(1):
+            raise altered_shard_error(self._source.address(self._name), "more bytes")
+
+    def close(self) -> None:
+        """Close the file, or the connection or the process that sends it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _receive(self, size: int) -> bytes:
+        """Return the next bytes that arrive: at most ``size``, or at most those to be dropped."""
+        assert self._file is not None
+        return self._file.read(min((self._offset - self._at) or size, self._most))
 
 
-class ShardSource(Protocol):
-    """A folder of shards and their manifest, local or remote. Picklable; keeps no file open."""
-
-    def address(self, name: str) -> str:
-        """Return the path or URL of a file, for messages."""
-
-    def open(self, name: str, part: ByteRange = WHOLE_FILE) -> AbstractContextManager[ByteStream]:
-        """Open a file for reading from ``part.start``. Leaving the context closes it.
-
-        Args:
-            name: Plain file name.
-            part: The bytes to read. Default: the whole file.
-
-        Raises:
-            StoreError: The file is missing, has another size, or cannot be read.
-        """
-
-
-class FileStream:
-    """The bytes of an open local file, which the caller closes."""
-
-    def __init__(self, file: IO[bytes], address: str) -> None:
-        self._file = file
-        self._address = address
-
-    def read(self, size: int, /) -> bytes:
-        """Return up to ``size`` bytes."""
-        try:
-            return self._file.read(size)
-        except OSError as error:
-            raise unreadable_file_error(self._address, error) from error
-
-    def finish(self) -> None:
-        """Check that all bytes have been read."""
-        check_stream_end(self, self._address)
-
-
-@dataclass(frozen=True)
-class FolderSource:
-    """Shards in a local folder."""
-
-    folder: Path
-
-    def address(self, name: str) -> str:
-        """Return the path of a file."""
-        return str(self.folder / name)
-
-    @contextmanager
-    def open(self, name: str, part: ByteRange = WHOLE_FILE) -> Iterator[FileStream]:
-        """Open a file; see :meth:`ShardSource.open`."""
-        address = self.address(name)
-        try:
-            file = open_file(self.folder / name)
-        except FileNotFoundError:
-            raise missing_file_error(name, address) from None
-        except OSError as error:
-            raise unreadable_file_error(address, error) from error
-        with file:
-            check_file_size(address, file.seek(0, 2), part.file_size)
-            file.seek(part.start)
-            yield FileStream(file, address)
-
-    def open_to_map(self, entry: ShardEntry) -> ShardFile:
-        """Open a shard to be mapped into memory.
-
-        Raises:
-            OSError: It cannot be opened.
-        """
-        return open_file(self.folder / entry.name)
-
-    def find_fault(self, name: str, size: int) -> StoreError | None:
-        """Return the error of a file that is missing or does not have ``size`` bytes; None if it is right."""
-        address = self.address(name)
-        try:
-            check_file_size(address, (self.folder / name).stat().st_size, size)
-        except FileNotFoundError:
-            return missing_file_error(name, address)
-        except OSError as error:
-            return unreadable_file_error(address, error)
-        except StoreError as error:
-            return error
-        return None
-
-
-class TooSlowError(TimeoutError):
-    """A source sends bytes, but too slowly. A repetition would not help."""
-
-
-class Pace:
-    """The time that reading a remote file may take, without the pauses of the reader.
+def make_source(location: str | AnyPath) -> ShardSource:
+    """Return the source for a folder of shards.
 
     Args:
-        seconds: Seconds in addition to those for the bytes. Default: 60.
-    """
-
-    def __init__(self, seconds: float | None = None) -> None:
-        self._allowed = _WAIT if seconds is None else seconds
-        self._waited = 0.0
-        self._bytes = 0
-
-    def add(self, since: float, count: int) -> None:
-        """Add the time since ``time.monotonic()`` was ``since``, in which ``count`` bytes were read.
-
-        Raises:
-            TooSlowError: Reading has taken too long.
-        """
-        self._waited += time.monotonic() - since
-        self._bytes += count
-        if self.left < 0:
-            raise TooSlowError(f"only {self._bytes:,} bytes in {self._waited:.0f} s")
-
-    @property
-    def left(self) -> float:
-        """Seconds left."""
-        return self._allowed + self._bytes / _BYTES_PER_SECOND - self._waited
-
-
-# --- helpers of all sources ---------------------------------------------------------------------------
-
-
-def discard_bytes(read: Callable[[int], bytes], count: int) -> int:
-    """Read and discard ``count`` bytes; return the number of bytes that are missing at the end."""
-    while count and (data := read(min(count, _CHUNK))):
-        count -= len(data)
-    return count
-
-
-def check_file_size(address: str, found: int | None, expected: int | None) -> None:
-    """Compare the size of a file with the expected size, if both are known.
+        location: Path of a local folder; address of a folder in an object store, ``s3://bucket/shards``; URL
+            of a folder on a web server, ``https://host/shards``; or a command that writes the file
+            ``{name}`` to its standard output, ``pipe:cat /data/{name}``. A web URL may also contain
+            ``{name}``, for example before a query; without it, the name is appended.
 
     Raises:
-        StoreError: They differ.
+        ConfigError: A pipe does not contain ``{name}``, or the address cannot be used.
     """
-    if None not in (found, expected) and found != expected:
-        raise altered_shard_error(address, f"{found} bytes", expected)
+    check_location("store", location)
+    text = str(location)
+    scheme = re.match(r"(?i)(pipe|https?):", text)
+    # A Path is local, even if its name begins like a URL.
+    if scheme is None or isinstance(location, Path):
+        folder = as_path(location)
+        return ShardSource(folder if isinstance(folder, Path) else str(folder).rstrip("/"))
+    text = scheme[0].lower() + text[scheme.end() :]
+    if text.startswith("pipe:"):
+        if "{name}" not in text:
+            raise ConfigError("a pipe needs {name} in place of the shard's name", found=text)
+        return ShardSource(text)
+    with suppress(ValueError):  # of a bracket without its other one, or a port out of range
+        parts = urlsplit(text)
+        # Unquoted, because %40 may hide the @.
+        if "@" in unquote(parts.netloc):
+            raise credentials_error("a user and a password do")
+        if parts.hostname and parts.port != 0:
+            return ShardSource(text if "{name}" in text else f"{text.rstrip('/')}/{{name}}")
+    raise ConfigError("the address has no valid host and port", found=text)
 
 
-def check_stream_end(stream: ByteStream, address: str) -> None:
-    """Check that all bytes of a stream have been read.
+def find_source(location: str | AnyPath) -> ShardSource | Store:
+    """Return the source of the shards of a store, or of a folder of shards; or a store without shards.
+
+    Warns if a store has changed since its shards were written.
+
+    Args:
+        location: A store, local or in an object store; or as for :func:`make_source`.
 
     Raises:
-        StoreError: There are more bytes.
+        ConfigError: The location cannot be used.
     """
-    if stream.read(1):
-        raise altered_shard_error(address, "more bytes")
+    source = make_source(location)
+    folder = source.folder
+    if folder is None:
+        return source
+    # A location may be a store, whose shards are in this folder, or the folder of the shards itself.
+    shards, kind = make_source(folder / "shards"), manifest_kind(folder)
+    if kind == "shards":
+        return source
+    # A damaged store stays an error, even if its shards could be read.
+    if kind != "store" and manifest_kind(folder / "shards") == "shards":
+        return shards  # the tables of the store were not copied
+    store = Store.open(folder)
+    if "export" not in store.manifest.stages:
+        return store
+    for stage in ("shuffle", "export"):
+        try:
+            store.require_stage(stage)
+        except StoreError as error:
+            # The shards themselves are complete, so training goes on with the older positions.
+            warnings.warn(str(error), stacklevel=4)
+    return shards
 
 
 def altered_shard_error(address: str, found: object, expected: object = None) -> StoreError:
@@ -236,17 +292,156 @@ def altered_shard_error(address: str, found: object, expected: object = None) ->
     )
 
 
-def missing_file_error(name: str, address: str) -> StoreError:
-    """Return the error for a missing shard or manifest."""
-    if name == MANIFEST_NAME:
-        return missing_manifest_error(address)
-    return StoreError("the shard is missing", path=address, hint=REPAIR_HINT)
+# --- files that arrive slowly -------------------------------------------------------------------------
 
 
-def unreadable_file_error(address: str, error: Exception) -> StoreError:
-    """Return the error for a file that cannot be read."""
-    text, hint = str(error), "Check the address and whether the file can be read, and run the command again."
-    if isinstance(error, OSError) and not is_address(address) and (of_disk := disk_error_hint(error)):
-        text, hint = system_message(error), of_disk
-    found = with_attempts(text or type(error).__name__, error)
-    return StoreError("a file cannot be read", path=address, found=found, hint=hint)
+class _TooSlowError(TimeoutError):
+    """A source sends bytes, but too slowly. A repetition would not help."""
+
+
+class _SlowFile(ByteStream):
+    """A file that is read from front to back, in a limited time, without the pauses of the reader."""
+
+    _most = REMOTE_CHUNK
+    _waited = 0.0
+    _received = 0
+
+    def _in_time(self, read: Callable[[int], bytes], size: int) -> bytes:
+        """Return the next bytes, for which ``read`` may wait.
+
+        It runs in a thread of its own, which is left alone if it takes too long: no timeout of the system
+        covers a server that sends headers byte by byte, or a command on Windows.
+
+        Raises:
+            _TooSlowError: Reading has taken too long.
+        """
+        results: list[bytes | BaseException] = []
+
+        def run() -> None:
+            try:
+                results.append(read(size))
+            except BaseException as error:  # noqa: BLE001 - raised in the other thread
+                results.append(error)
+
+        begun, thread = time.monotonic(), Thread(target=run, daemon=True)
+        thread.start()
+        # The time for all bytes so far, less what was spent waiting.
+        thread.join(_WAIT + self._received / _BYTES_PER_SECOND - self._waited)
+        self._waited += time.monotonic() - begun
+        if not results:
+            raise _TooSlowError(f"only {self._received:,} bytes in {self._waited:.0f} s")
+        (data,) = results
+        if isinstance(data, BaseException):
+            raise data
+        self._received += len(data)
+        return data
+
+
+class _Command(_SlowFile):
+    """The standard output of a command, which is killed when it is closed, with its child processes."""
+
+    def __init__(self, source: ShardSource, name: str, start: int, command: str) -> None:
+        # The shell leads a new process group, so that all processes that it starts can be killed with it.
+        # Without a buffer, whose lock a thread that still reads would hold when the pipe is closed.
+        self._process = Popen(command, shell=True, stdout=PIPE, bufsize=0, start_new_session=True)  # noqa: S602 - as documented
+        super().__init__(source, name, start, self._process.stdout)
+        self._at = 0
+
+    def finish(self) -> None:
+        super().finish()
+        if status := self._process.wait():
+            reason, hint = "the command that writes the shard failed", "Run it in a shell to see the reason."
+            address = self._source.address(self._name)
+            raise StoreError(reason, path=address, found=f"exit status {status}", expected=0, hint=hint)
+
+    def close(self) -> None:
+        """Kill the command if it still runs."""
+        if self._process.poll() is None:
+            # A part was read, and the command still writes the rest.
+            kill_group(self._process)
+        with self._process:  # closes the pipe, and waits
+            pass
+
+    def _receive(self, size: int) -> bytes:
+        return self._in_time(super()._receive, size)
+
+
+class _WebFile(_SlowFile):
+    """A file on a web server, over one or more connections.
+
+    A part is requested with a Range header, which a server may ignore. A broken connection is resumed at the
+    byte where it broke.
+    """
+
+    def __init__(self, source: ShardSource, name: str, start: int, url: str, stop: int | None) -> None:
+        super().__init__(source, name, start, None)
+        self._url = url
+        self._stop = stop
+
+    def _receive(self, size: int) -> bytes:
+        return _RETRY.call(partial(self._attempt, size), is_temporary=_is_temporary)
+
+    def _attempt(self, size: int) -> bytes:
+        try:
+            return self._in_time(self._read, size)
+        except _TooSlowError:
+            self._file = None  # a thread still reads from it
+            raise
+        except HTTPError as error:
+            error.close()  # it holds the connection of the refused request
+            if error.code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
+                raise FileNotFoundError from None
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self, size: int) -> bytes:
+        response = self._file = self._file or self._connect()
+        data = super()._receive(size)
+        # http.client returns nothing at a broken connection, as at the end, but bytes are still missing.
+        if not data and isinstance(response, HTTPResponse) and response.length:
+            raise ConnectionError(f"the connection ended at byte {self._at}")
+        return data
+
+    def _connect(self) -> HTTPResponse:
+        """Request the bytes from the current offset on, and return the response."""
+        # Not compressed: offsets and sizes are those of the file.
+        headers = {"Accept-Encoding": "identity"}
+        # A whole file needs no range, which a server may not support.
+        if self._offset or self._stop is not None:
+            headers["Range"] = f"bytes={self._offset}-{'' if self._stop is None else self._stop - 1}"
+        request = Request(self._url, headers=headers)  # noqa: S310 - ``make_source`` has checked the scheme
+        response: HTTPResponse = build_opener(_Redirects).open(request, timeout=_TIMEOUT)
+        self._file = response  # which is closed after an error
+        sent = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+        self._at = int(sent[1]) if sent and response.status == HTTPStatus.PARTIAL_CONTENT else 0
+        # Earlier bytes can be dropped, missing ones not be made up.
+        if self._at > self._offset:
+            raise HTTPException(f"byte {self._offset} was requested, the response starts at {self._at}")
+        return response
+
+
+def _is_temporary(error: BaseException) -> bool:
+    """Return whether a request may succeed if repeated: not if it is invalid or the server refuses it."""
+    if isinstance(error, ValueError | InvalidURL | _TooSlowError | FileNotFoundError):
+        return False
+    if isinstance(error, HTTPError):
+        return error.code in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or error.code >= 500
+    # An HTTPException itself is one of this module: what the server sends is not what was requested.
+    return isinstance(error, OSError | HTTPException) and type(error) is not HTTPException
+
+
+class _Redirects(HTTPRedirectHandler):
+    """Follows at most five redirections, to web servers only, without reading their content."""
+
+    max_repeats = max_redirections = _MAX_REDIRECTS
+
+    def redirect_request(
+        self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
+        """Return the request for the new address; raise if it is not that of a web server, such as file:."""
+        fp.close()  # the base class reads the answer to its end if it is open
+        if not newurl.startswith(_WEB):
+            raise HTTPException(f"the server redirects to {newurl.partition(':')[0]}:")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)

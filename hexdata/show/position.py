@@ -1,46 +1,33 @@
-"""A position with its attributes, and its drawing."""
+"""A position and a game with their attributes, and their drawings."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import isfinite
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil, isfinite
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.board import (
-    BLUE,
-    RED,
-    UInt8Array,
-    UInt16Array,
-    cell_name,
-    check_board_size,
-    player_to_move,
-    replay,
-    unpack_boards,
-)
-from hexdata.draw import Diagram, Shades, board_svg, board_text
+from hexdata import board as boards
+from hexdata.board import BLUE, RED, UInt8Array, UInt16Array, cell_name, check_board_size
+from hexdata.draw import Diagram, Shades, board_svg, board_text, film_svg
 from hexdata.draw.terminal import TEXT_WIDTH
-from hexdata.errors import ConfigError
-from hexdata.schema import (
-    EXTRA_PREFIX,
-    NO_GAME,
-    NO_MOVE,
-    NO_PLY,
-    NO_TIER,
-    NO_VISITS,
-    board_bytes,
-    board_size_of,
-    is_target,
-)
-
-__all__ = ["COLOURS", "Policy", "Position", "played_moves", "value_fact"]
+from hexdata.errors import ConfigError, StoreError
+from hexdata.schema import EXTRA_PREFIX, NO_VISITS, board_bytes, board_size_of
+from hexdata.shards.blocks import SENTINELS
 
 COLOURS: Final = ("blue", "red")
-_TOP_MOVES: Final = 3
-"""Number of moves of a dense policy listed in the facts."""
+_SAME: Final = (
+    *("value", "value_sample_tier", "position_id", "game_id", "ply", "total_positions"),
+    *("policy_weight", "root_value", "visits", "weight", "metadata"),
+)
+"""Attributes of a position that are JSON values under their own names."""
+_NULLS: Final = {**SENTINELS, "ply": SENTINELS["position_in_game"], "visits": NO_VISITS}
+"""Values of batches and shards that represent null."""
+_DEFAULT_FRAMES: Final = 48
+"""Approximate number of boards in a filmstrip by default."""
 
 Policy = npt.NDArray[np.float32]
 
@@ -70,6 +57,7 @@ class Position:
         last_move: Cell index of the last move.
         played: Cell indices of all moves that led to this position, uint16 (ply,).
         metadata: JSON text of other metadata of the source.
+        policy_weight: Weight of the policy in training: 0 if it is not to be trained.
         root_value: Value of the root of the search, from 0.0 (blue wins) to 1.0 (red wins).
         visits: Number of visits of the root.
         weight: Weight of the position in training.
@@ -94,25 +82,27 @@ class Position:
     last_move: int | None = None
     played: UInt16Array | None = None
     metadata: str | None = None
+    policy_weight: float | None = None
     root_value: float | None = None
     visits: int | None = None
     weight: float | None = None
     extra: Mapping[str, float | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # A copy, since the array becomes read-only.
         planes = np.array(self.planes, dtype=bool).astype(np.uint8)
         if planes.ndim != 3 or planes.shape[0] != 2 or planes.shape[1] != planes.shape[2]:
-            raise ConfigError("wrong shape of planes", found=planes.shape, expected="(2, n, n)")
+            raise ConfigError(f"planes must have the shape (2, n, n); found {planes.shape}")
         n = check_board_size(planes.shape[1])
         if self.player not in (BLUE, RED):
-            raise ConfigError("unknown player", found=self.player, expected="0, blue, or 1, red")
+            raise ConfigError(f"player must be 0, blue, or 1, red; found {self.player}")
         planes.flags.writeable = False
         object.__setattr__(self, "planes", planes)
         for cell in (self.move, self.last_move):
             if cell is not None:
                 cell_name(cell, n)  # raises if there is no such cell
         if self.policy is not None and self.policy.shape != (n * n,):
-            raise ConfigError("wrong shape of the policy", found=self.policy.shape, expected=(n * n,))
+            raise ConfigError(f"policy must have the shape {(n * n,)}; found {self.policy.shape}")
         if self.last_move is None and self.played is not None and len(self.played):
             object.__setattr__(self, "last_move", int(self.played[-1]))
 
@@ -141,18 +131,33 @@ class Position:
             ConfigError: An array has the wrong shape, or an attribute is unknown.
             FormatError: "board-size" or "trmph-cell", if the board size or a cell is invalid.
         """
-        planes = _planes_of(np.asarray(board))
-        known = {_NAMES.get(name, name): _plain(name, value) for name, value in facts.items()}
-        for name in [name for name in known if name.startswith(EXTRA_PREFIX)]:
-            known["extra"] = {**known.get("extra", {}), name.removeprefix(EXTRA_PREFIX): known.pop(name)}
-        if unknown := sorted(known.keys() - cls.__dataclass_fields__.keys()):
-            raise ConfigError("unknown attribute of a position", found=unknown[0])
-        dense = None
-        if policy is not None:
-            dense, only = _split_policy(np.asarray(policy, dtype=np.float32).ravel())
-            move = only if move is None else move
-        player = _count_player(planes) if player_to_move is None else int(player_to_move)
-        return cls(planes, player, _plain("move", move), dense, **known)
+        planes = np.asarray(board)
+        if planes.ndim == 1:
+            n = board_size_of(len(planes))
+            # The size follows from the number of bytes, and not every number of bytes is that of a board.
+            if planes.dtype != np.uint8 or board_bytes(check_board_size(n)) != len(planes):
+                raise ConfigError(f"a packed board must be uint8; found {planes.dtype} {planes.shape}")
+            planes = boards.unpack_boards(planes[None], n, np.uint8)[0]
+        known, extra = dict[str, Any](), dict(facts.pop("extra", {}))
+        for name, value in {"move": move, **facts}.items():
+            plain = value.item() if isinstance(value, np.generic) else value
+            # NaN is the only value that differs from itself; it means null, too.
+            plain = None if plain != plain or plain == _NULLS.get(name) else plain
+            if name.startswith(EXTRA_PREFIX):
+                extra[name.removeprefix(EXTRA_PREFIX)] = plain
+            elif name in _NAMES:
+                known[_NAMES[name]] = plain
+            else:
+                raise ConfigError(f"a position has no attribute {name!r}")
+        shares = np.zeros(0, np.float32) if policy is None else np.asarray(policy, np.float32).ravel()
+        cells = np.flatnonzero(shares)
+        if len(cells) == 1 and shares[cells[0]] == 1:
+            known["move"] = int(cells[0]) if move is None else known["move"]
+        elif len(cells):
+            known["policy"] = shares
+        if player_to_move is None and planes.shape[:1] == (2,):
+            player_to_move = int(boards.player_to_move(*(np.count_nonzero(plane) for plane in planes)))
+        return cls(planes, int(player_to_move or BLUE), extra=extra, **known)
 
     @classmethod
     def of_moves(cls, moves: npt.ArrayLike, size: int, **facts: Any) -> Self:
@@ -162,7 +167,7 @@ class Position:
             FormatError: "repeated-move", with the ply.
         """
         played = np.asarray(moves, dtype=np.uint16)
-        planes = replay(played, size)[-1]
+        planes = boards.replay(played, size)[-1]
         return cls(planes, len(played) % 2, ply=len(played), played=played, **facts)
 
     @property
@@ -172,46 +177,37 @@ class Position:
 
     def facts(self) -> list[str]:
         """Return the known facts as short texts, for a caption."""
-        facts = [f"position {self.position_id}"] if self.position_id is not None else []
-        facts += [f"game {self.game_id}"] if self.game_id is not None else []
-        if self.ply is not None:
-            total = "" if self.total_positions is None else f" of {self.total_positions - 1}"
-            facts.append(f"ply {self.ply}{total}")
-        if self.last_move is not None:
-            facts.append(f"last move {cell_name(self.last_move, self.size)}")
-        facts.append(f"{COLOURS[self.player]} to move")
-        if self.move is not None:
-            facts.append(f"next move {cell_name(self.move, self.size)}")
-        elif self.policy is None:
-            facts.append("no next move")
-        if self.policy is not None:
-            named = (f"{cell_name(cell, self.size)} {100 * share:.0f} %" for cell, share in self.strongest())
-            facts.append(f"policy {', '.join(named)}")
-        facts += [value_fact(self.value)] if self.value is not None else []
-        facts += [f"winner {COLOURS[self.winner]}"] if self.winner is not None else []
-        facts += [f"tier {self.value_sample_tier}"] if self.value_sample_tier is not None else []
-        facts += [f"root value {self.root_value:.3g}"] if self.root_value is not None else []
-        facts += [f"{self.visits} visits"] if self.visits is not None else []
-        facts += [f"weight {self.weight:.3g}"] if self.weight is not None else []
-        facts += [f"{name} {number:.6g}" for name, number in self.extra.items() if number is not None]
-        return facts
+        # The first position is the empty board with ply 0, so the last ply is one less than their number.
+        total = "" if self.total_positions is None else f" of {self.total_positions - 1}"
+        ends = {0.0: "blue wins", 1.0: "red wins"}
+        meaning = ends.get(self.value or 0.0, "0 blue wins, 1 red wins")
+        policy = [f"{cell_name(cell, self.size)} {100 * share:.0f} %" for cell, share in self.strongest()]
+        known = [
+            ("position {}", self.position_id),
+            ("game {}", self.game_id),
+            (f"ply {{}}{total}", self.ply),
+            ("last move {}", self._name(self.last_move)),
+            ("{} to move", COLOURS[self.player]),
+            ("next move {}", self._name(self.move)),
+            ("no next move", True if self.move is None and self.policy is None else None),
+            ("policy {}", ", ".join(policy) or None),
+            (f"value {{:.3g}} ({meaning})", self.value),
+            ("winner {}", _colour(self.winner)),
+            ("tier {}", self.value_sample_tier),
+            ("policy weight {:.3g}", None if self.policy_weight == 1 else self.policy_weight),
+            ("root value {:.3g}", self.root_value),
+            ("{} visits", self.visits),
+            ("weight {:.3g}", self.weight),
+            *((f"{name} {{:.6g}}", number) for name, number in self.extra.items()),
+        ]
+        return [text.format(value) for text, value in known if value is not None]
 
-    def strongest(self) -> list[tuple[int, float]]:
-        """Return the cells of the highest probabilities of the policy, at most three, highest first."""
+    def strongest(self, most: int = 3) -> list[tuple[int, float]]:
+        """Return the cells of the highest probabilities of the policy, at most ``most``, highest first."""
         if self.policy is None:
             return []
-        cells = np.argsort(-self.policy, kind="stable")[:_TOP_MOVES].tolist()
+        cells = np.argsort(-self.policy, kind="stable")[:most].tolist()
         return [(cell, float(self.policy[cell])) for cell in cells]
-
-    def targets_json(self) -> dict[str, Any]:
-        """Return the results of the search as JSON values; None for unknown values and NaN."""
-        extra = {name: number if number is None else _finite(number) for name, number in self.extra.items()}
-        return {
-            "root_value": None if self.root_value is None else _finite(self.root_value),
-            "visits": self.visits,
-            "weight": None if self.weight is None else _finite(self.weight),
-            "extra": extra,
-        }
 
     def diagram(self, *, numbers: bool = False) -> Diagram:
         """Return the drawing of the position.
@@ -249,27 +245,27 @@ class Position:
 
     def to_json(self) -> dict[str, Any]:
         """Return the position as JSON values, with names of cells; None for unknown values and NaN."""
-        n = self.size
-        moves = {"move": self.move, "last_move": self.last_move}
+        blue, red = ([self._name(c) for c in np.flatnonzero(plane).tolist()] for plane in self.planes)
         return {
-            "board_size": n,
-            **{
-                colour: [cell_name(cell, n) for cell in np.flatnonzero(self.planes[player]).tolist()]
-                for player, colour in enumerate(COLOURS)
-            },
+            "board_size": self.size,
+            "blue": blue,
+            "red": red,
             "player_to_move": COLOURS[self.player],
-            **{name: None if cell is None else cell_name(cell, n) for name, cell in moves.items()},
+            "move": self._name(self.move),
+            "last_move": self._name(self.last_move),
             "policy": None if self.policy is None else [_finite(share) for share in self.policy.tolist()],
-            "value": None if self.value is None else _finite(self.value),
-            "winner": None if self.winner is None else COLOURS[self.winner],
-            "value_sample_tier": self.value_sample_tier,
-            "position_id": self.position_id,
-            "game_id": self.game_id,
-            "ply": self.ply,
-            "total_positions": self.total_positions,
-            **self.targets_json(),
-            "metadata": self.metadata,
+            "winner": _colour(self.winner),
+            **{name: _finite(getattr(self, name)) for name in _SAME},
+            "extra": {name: _finite(number) for name, number in self.extra.items()},
         }
+
+    def targets_json(self) -> dict[str, Any]:
+        """Return the results of the search as JSON values; None for unknown values and NaN."""
+        names, content = ("policy_weight", "root_value", "visits", "weight", "extra"), self.to_json()
+        return {name: content[name] for name in names}
+
+    def _name(self, cell: int | None) -> str | None:
+        return None if cell is None else cell_name(cell, self.size)
 
     def __str__(self) -> str:
         return self.text()
@@ -281,77 +277,167 @@ class Position:
         return self.svg()
 
 
-def _finite(number: float) -> float | None:
-    """Return a number for JSON: None if it is not finite."""
-    return number if isfinite(number) else None
+def _finite(value: Any) -> Any:
+    """Return a value for JSON: None for a number that is not finite."""
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def value_fact(value: float) -> str:
-    """Return a value with its meaning."""
-    ends = {0.0: "blue wins", 1.0: "red wins"}
-    return f"value {value:.3g} ({ends.get(value, '0 blue wins, 1 red wins')})"
+def _colour(player: int | None) -> str | None:
+    return None if player is None else COLOURS[player]
 
 
-def played_moves(
-    moves: npt.ArrayLike | None, ply: int | None, planes: UInt8Array, first_player: int | None
-) -> UInt16Array | None:
-    """Return the moves of a game up to ``ply``, if they are known and lead to these stones (2, n, n)."""
-    if moves is None or ply is None:
-        return None
-    played = np.asarray(moves, dtype=np.uint16)[:ply]
-    if len(played) < ply or len(set(played.tolist())) < ply:
-        return None
-    boards = replay(played, planes.shape[-1], first_player or BLUE)
-    return played if np.array_equal(boards[-1], planes) else None
+@dataclass(frozen=True, eq=False, repr=False)
+class Game:
+    """A game. Notebooks display it as a filmstrip, ``print`` as its last position:
+
+        game = hexdata.read_game("store", 7)
+        print(game.at(30))
+        svg = game.svg(every=10)
+
+    Attributes that are unknown are None.
+
+    Attributes:
+        positions: The available positions sorted by ply, at least one.
+        game_id: Id of the game in its store.
+        moves: Cell indices of all moves, uint16 (m,).
+        winner: 0 for blue, 1 for red.
+        split: "train", "val" or "test".
+        source: Name of the source file.
+        provenance: Origin of the game's identity: "metadata", "recovered" or "unknown".
+        duplicate_of: Id of the game that this game duplicates.
+        flags: Flags of the game, such as "no-chain".
+        end_reason: How the game ended: "chain", "resigned", "time" or "unknown".
+        swap: How the second player swapped: "pieces" or "sides"; None if it did not.
+
+    Raises:
+        ConfigError: There are no positions.
+    """
+
+    positions: Sequence[Position]
+    game_id: int | None = None
+    moves: UInt16Array | None = None
+    winner: int | None = None
+    split: str | None = None
+    source: str | None = None
+    provenance: str | None = None
+    duplicate_of: int | None = None
+    flags: Sequence[str] = ()
+    end_reason: str | None = None
+    swap: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.positions:
+            raise ConfigError("a game needs at least one position")
+        object.__setattr__(self, "positions", tuple(self.positions))
+
+    @classmethod
+    def of_moves(cls, moves: UInt16Array, size: int, winner: int | None = None) -> Game:
+        """Return the game with these moves (m,), blue first. It has m + 1 positions.
+
+        Raises:
+            FormatError: "repeated-move", with the ply.
+        """
+        facts: dict[str, Any] = {"winner": winner, "total_positions": len(moves) + 1}
+        following = enumerate([*moves.tolist(), None])
+        positions = [Position.of_moves(moves[:ply], size, move=move, **facts) for ply, move in following]
+        return cls(positions, moves=moves, winner=winner)
+
+    @property
+    def size(self) -> int:
+        """Board size n."""
+        return self.positions[0].size
+
+    @property
+    def last(self) -> Position:
+        """The last available position."""
+        return self.positions[-1]
+
+    def at(self, ply: int) -> Position:
+        """Return the position after ``ply`` moves.
+
+        Raises:
+            StoreError: The position is not available.
+        """
+        # Plies may be missing, so an index is not a ply.
+        for position in self.positions:
+            if position.ply == ply:
+                return position
+        known = f"{self.positions[0].ply} to {self.last.ply}"
+        name = "the game" if self.game_id is None else f"game {self.game_id}"
+        raise StoreError(f"{name} has no position at that ply", found=f"ply {ply}", expected=known)
+
+    def facts(self) -> list[str]:
+        """Return the known facts as short texts, for a caption."""
+        known = [
+            ("game {}", self.game_id),
+            ("from {}", self.source),
+            ("{} moves", None if self.moves is None else len(self.moves)),
+            ("{} positions", len(self.positions)),
+            ("winner {}", _colour(self.winner)),
+            ("end {}", None if self.end_reason == "chain" else self.end_reason),
+            ("swap of {}", self.swap),
+            ("split {}", self.split),
+            ("duplicate of game {}", self.duplicate_of),
+        ]
+        return [*(text.format(value) for text, value in known if value is not None), *self.flags]
+
+    def svg(self, *, every: int | None = None, numbers: bool = False) -> str:
+        """Draw the game as a filmstrip: several small boards in one SVG.
+
+        Args:
+            every: Draw every k-th position and the last one. Default None: all positions of a game of up to
+                48 positions, and about 48 of a longer one.
+            numbers: Whether to number stones by the ply at which they were played, if known. Default False.
+
+        Raises:
+            ConfigError: ``every`` is less than 1.
+        """
+        every = ceil(len(self.positions) / _DEFAULT_FRAMES) if every is None else every
+        if every < 1:
+            raise ConfigError(f"every must be at least 1, not {every}")
+        facts, frames = self.facts(), []
+        # Every k-th position may leave out the last one, which shows the result.
+        for position in dict.fromkeys((*self.positions[::every], self.last)):
+            ply = "?" if position.ply is None else position.ply
+            move = "" if position.last_move is None else f": {cell_name(position.last_move, self.size)}"
+            diagram = position.diagram(numbers=numbers)
+            # The next frame shows the next move; a policy would be too small to read.
+            frames.append(replace(diagram, next_move=None, shades=None, caption=[f"ply {ply}{move}"]))
+        return film_svg(frames, title=f"Hex game: {', '.join(facts)}", caption=facts)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the game as JSON values; positions are listed by id and ply."""
+        names = ("game_id", "split", "source", "provenance", "duplicate_of", "end_reason", "swap")
+        positions = [
+            {
+                "position_id": position.position_id,
+                "ply": position.ply,
+                "policy": {cell_name(cell, self.size): share for cell, share in position.strongest()},
+                **position.targets_json(),
+            }
+            for position in self.positions
+        ]
+        return {
+            "board_size": self.size,
+            **{name: getattr(self, name) for name in names},
+            "moves": None if self.moves is None else boards.format_moves(self.moves, self.size),
+            "winner": _colour(self.winner),
+            "flags": list(self.flags),
+            "positions": positions,
+        }
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __str__(self) -> str:
+        return self.last.text()
+
+    def __repr__(self) -> str:
+        return f"<Game on a board of size {self.size}: {', '.join(self.facts())}>"
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
 
 
-_NAMES: Final = {"position_in_game": "ply"}
-_NULLS: Final = {
-    "move": NO_MOVE,
-    "game_id": NO_GAME,
-    "position_in_game": NO_PLY,
-    "ply": NO_PLY,
-    "total_positions": NO_PLY,
-    "value_sample_tier": NO_TIER,
-    "visits": NO_VISITS,
-}
-
-
-def _plain(name: str, value: Any) -> Any:
-    """Return an attribute as a Python value, with None for values that represent null."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if is_target(name) and value != value:
-        return None
-    return None if name in _NULLS and value == _NULLS[name] else value
-
-
-def _planes_of(board: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return planes unchanged, or unpack a packed board (ceil(2·n·n / 8),)."""
-    if board.ndim != 1:
-        return board
-    n = board_size_of(len(board))
-    if board.dtype != np.uint8 or board_bytes(check_board_size(n)) != len(board):
-        raise ConfigError(
-            "wrong shape or dtype of the board", found=f"{board.dtype} {board.shape}", expected="(2, n, n)"
-        )
-    planes: npt.NDArray[Any] = unpack_boards(board[None], n, np.uint8)[0]
-    return planes
-
-
-def _count_player(planes: npt.NDArray[Any]) -> int:
-    """Return the player to move from the stones of planes (2, n, n); blue for other shapes."""
-    if planes.shape[:1] != (2,):
-        return BLUE
-    blue, red = (np.count_nonzero(plane) for plane in planes)
-    return int(player_to_move(blue, red))
-
-
-def _split_policy(policy: Policy) -> tuple[Policy | None, int | None]:
-    """Return (policy, None) for a dense policy, (None, move) for a one-hot one, (None, None) for zeros."""
-    cells = np.flatnonzero(policy)
-    if len(cells) == 0:
-        return None, None
-    if len(cells) == 1 and policy[cells[0]] == 1:
-        return None, int(cells[0])
-    return policy, None
+_NAMES: Final = {name: name for name in Position.__dataclass_fields__} | {"position_in_game": "ply"}
+"""Attribute of a position by its name here or in a batch."""

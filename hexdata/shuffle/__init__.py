@@ -10,28 +10,19 @@ from hexdata.cards import write_cards
 from hexdata.checks import check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.progress import SILENT, Progress
-from hexdata.retry import RetryPolicy
 from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import ShufflePlan
-from hexdata.shuffle.stage import (
-    LEDGER_NAME,
-    ShuffleResult,
-    ShuffleRun,
-    is_same_shuffle,
-    open_ledger,
-    prepare,
-    with_seed,
-)
+from hexdata.shuffle.sort import SortedBucket
+from hexdata.shuffle.stage import ShuffleResult, ShuffleRun, is_same_shuffle, prepare, with_seed
 from hexdata.sql.database import write_database
-from hexdata.storage import AnyPath
+from hexdata.storage import AnyPath, translate_errors
 from hexdata.store import Store
 from hexdata.store.commands import RunRecord
-from hexdata.store.disk_space import translate_temporary_disk_full
 from hexdata.store.integrity import find_damage
-from hexdata.store.journal import journaled
+from hexdata.store.stage_files import StageFiles
 from hexdata.temporary import temporary_folder
 
-__all__ = ["RetryPolicy", "ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
+__all__ = ["ShuffleOptions", "ShufflePlan", "ShuffleResult", "plan_shuffle", "shuffle_store"]
 
 
 def plan_shuffle(
@@ -49,18 +40,15 @@ def plan_shuffle(
         ConfigError: An argument has another type, or an option cannot be used with this store.
         BudgetError: The memory is too small, or the disk for temporary files is full.
     """
-    target = Store.open(store, shares_work=engine.machines.separate)
+    target = Store.open(store, shares_work=engine.remote)
     options = with_seed(target, check_options(options, ShuffleOptions))
-    with (
-        translate_temporary_disk_full(),
-        temporary_folder("plan") as folder,
-    ):
-        prepared = prepare(target, options, folder, None, engine.machines)
-    ledger = open_ledger(target.work / "shuffle" / LEDGER_NAME, prepared.lineage, read_only=True)
-    done = [bucket for bucket in prepared.buckets if bucket.name in ledger]
-    is_done = is_same_shuffle(target, options) and not find_damage(
-        target, target.manifest.buckets(), engine=engine
-    )
+    # The small tables are written outside the store, which may be read-only or in use.
+    with translate_errors(target.path), temporary_folder("plan") as folder:
+        prepared = prepare(target, options, folder, None, engine.cores)
+    files = StageFiles(target, "shuffle", SortedBucket, SILENT)
+    ledger = files.open_ledger(prepared.lineage)
+    done = [bucket for bucket in prepared.buckets if bucket.name in ledger.done]
+    is_done = is_same_shuffle(target, options) and not find_damage(target, target.manifest.buckets())
     return prepared.plan(target, options, len(done), already_done=is_done)
 
 
@@ -69,7 +57,6 @@ def shuffle_store(
     options: ShuffleOptions | None = None,
     progress: Progress = SILENT,
     *,
-    retry: RetryPolicy | None = None,
     engine: Engine = LOCAL,
     restore: bool = True,
 ) -> ShuffleResult:
@@ -84,8 +71,7 @@ def shuffle_store(
         store: Folder or address of a store with positions.
         options: How to shuffle and which positions; None for the defaults (default).
         progress: Receives the steps of the shuffle (default: none).
-        retry: How to retry after temporary disk errors; None for the defaults (default).
-        engine: Engine that scatters slices and sorts buckets (default: this machine).
+        engine: Engine that sorts the buckets (default: this machine).
         restore: Whether to write buckets again that an export with ``free_buckets`` removed (default: True).
             False treats such a shuffle as already done.
 
@@ -98,14 +84,16 @@ def shuffle_store(
         BudgetError: The memory or the disk is too small.
         EngineError: The engine's machines cannot do the work.
     """
-    target = Store.open(store, shares_work=engine.machines.separate)
+    target = Store.open(store, shares_work=engine.remote)
     options = with_seed(target, check_options(options, ShuffleOptions))
-    with target.writing("shuffle", RunRecord.of(options)), journaled(target.path, "shuffle") as entry:
-        engine.require([], target.path)
-        run = ShuffleRun(target, options, progress, retry or RetryPolicy(), engine, restore)
-        result = run.shuffle()
+    with target.writing("shuffle", RunRecord.of(options)) as finish:
+        run = ShuffleRun(target, options, progress, engine, restore)
+        with engine.sharing(target.work):
+            result = run.shuffle()
+        # After the manifest, from which both are made: an error in them leaves a complete shuffle.
         write_database(target)
         write_cards(target)
+        # The journal lists runs that wrote something.
         if not result.already_done:
-            entry.finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)
+            finish(positions=result.positions, bytes=result.bytes, resumed=result.resumed > 0)
         return result

@@ -9,8 +9,6 @@ from hexdata.checks import check_fields, check_seed
 from hexdata.errors import BudgetError, ConfigError
 from hexdata.selection import SelectionOptions
 
-__all__ = ["BASE_MEMORY", "MINIMUM_MEMORY", "ShuffleOptions"]
-
 BASE_MEMORY: Final = 420_000_000
 """Measured bytes besides DuckDB's limit: interpreter, libraries, row groups that are read and written."""
 MINIMUM_MEMORY: Final = BASE_MEMORY + 150_000_000

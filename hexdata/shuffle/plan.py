@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,21 +9,28 @@ from hexdata.errors import BudgetError
 from hexdata.schema import board_bytes
 from hexdata.selection import BalanceRow, Duplicates
 from hexdata.shuffle.options import ShuffleOptions
-from hexdata.storage import AnyPath, storage_of
-from hexdata.store import Store
-from hexdata.store.disk_space import disk_full, system_message
+from hexdata.storage.errors import RUN_AGAIN
 from hexdata.units import format_bytes
 
-__all__ = ["FOLDERS", "RowSize", "ShufflePlan", "bucket_counts", "count_passes", "free_space"]
-
-FOLDERS: Final = ("shuffled", "shards", "pickles/shuffled")
-"""Folders with the shuffled positions in any format. The option ``replace`` removes all of them first."""
+# A bucket is the unit of resuming and of repairs. With assign "game", the order depends on this number.
 _BUCKET_ROWS: Final = 1 << 20
 """Rows per bucket of the largest split, if the number of buckets is not given."""
 _ROW_OVERHEAD: Final = 52
 """Bytes of a row in DuckDB's sort besides its board, lists and texts: twelve columns and the keys."""
 _STORED_SHARE: Final = 0.5
 """Bytes of a row in a bucket per byte in the sort, without lists and texts: 0.33 to 0.45 for real games."""
+_MEMORY_SHARE: Final = 0.6
+"""Largest part of DuckDB's memory that rows take in a sort without temporary files."""
+_FILE_BYTES: Final = 1.4
+"""Bytes of DuckDB's temporary files per byte of rows in its sort: 1.33 for 97 million positions."""
+_MERGE_BYTES: Final = 1 << 24
+"""Bytes in this formula: a sort merges rows of up to memory**2 / (threads * _MERGE_BYTES) bytes.
+
+Each thread pins blocks of every sorted run to merge them, and the runs are as long as the memory allows.
+Measured with DuckDB 2.0.1: 880 MB of rows fail with 85 MB of memory for one thread, 120 MB for two and 170 MB
+for four, and are sorted with 120, 170 and 240 MB.
+"""
+# DuckDB itself leaves a tenth of the free disk unused, so the estimate may be a tenth too low.
 _SPILL_SHARE: Final = 0.8
 """Largest part of the free disk, besides the buckets, that a pass may use for DuckDB's temporary files."""
 
@@ -37,35 +43,20 @@ def bucket_counts(options: ShuffleOptions, rows: dict[str, int]) -> dict[str, in
     """
     largest = max(rows.values())
     buckets = options.buckets or -(-largest // _BUCKET_ROWS)
+    # Rounded up, so that every split with positions has a bucket.
     return {split: -(-count * buckets // largest) for split, count in rows.items()}
 
 
-@dataclass(frozen=True)
-class RowSize:
-    """Mean size of a row in bytes.
+def row_bytes(board_size: int, targets: int, varying: int) -> tuple[int, int]:
+    """Return the bytes of a mean row in DuckDB's sort and, rather too many, in a bucket.
 
-    Attributes:
-        fixed: Its board and its numbers.
-        varying: Its policy and its metadata.
+    Args:
+        board_size: Board size n.
+        targets: Number of optional columns.
+        varying: Mean size of the policy and the metadata.
     """
-
-    fixed: int
-    varying: int
-
-    @classmethod
-    def of(cls, board_size: int, targets: int, varying: int) -> RowSize:
-        """Return the size for a board size, a number of optional columns and the size of lists and texts."""
-        return cls(board_bytes(board_size) + _ROW_OVERHEAD + 4 * targets, varying)
-
-    @property
-    def sorted(self) -> int:
-        """Bytes in DuckDB's sort."""
-        return self.fixed + self.varying
-
-    @property
-    def stored(self) -> int:
-        """Bytes in a bucket, rather too many."""
-        return int(self.fixed * _STORED_SHARE) + self.varying
+    fixed = board_bytes(board_size) + _ROW_OVERHEAD + 4 * targets
+    return fixed + varying, int(fixed * _STORED_SHARE) + varying
 
 
 @dataclass(frozen=True)
@@ -129,49 +120,43 @@ class ShufflePlan:
         """
         free = self.disk_free + self.disk_freed
         if self.disk_needed > free:
-            raise self.disk_full("too little disk space for a shuffle", self.store, free)
-
-    def disk_full(
-        self, reason: str, path: AnyPath | str, free: int, error: OSError | None = None
-    ) -> BudgetError:
-        """Return the error for insufficient disk space, with the space that the plan needs.
-
-        Args:
-            reason: Text of the error.
-            path: File or folder that could not be written.
-            free: Free space in bytes.
-            error: The system's error; None if there was none (default). For example, a quota may be used up
-                although the disk has free space.
-        """
-        needed = (
-            f"{format_bytes(self.disk_needed)}: {format_bytes(self.bucket_bytes)} of buckets and "
-            f"{format_bytes(self.spill_bytes)} of temporary files"
-        )
-        if self.replaces and not self.disk_freed:
-            needed += "; with --replace, the present shuffle and its exports are removed first"
-        found = f"{format_bytes(free)} free"
-        return disk_full(reason, path, f"{system_message(error)}, {found}" if error else found, needed=needed)
+            needed = (
+                f"{format_bytes(self.disk_needed)}: {format_bytes(self.bucket_bytes)} of buckets and "
+                f"{format_bytes(self.spill_bytes)} of temporary files"
+            )
+            if self.replaces and not self.disk_freed:
+                needed += "; with --replace, the present shuffle and its exports are removed first"
+            found, hint = f"{format_bytes(free)} free", RUN_AGAIN
+            reason = "too little disk space for a shuffle"
+            raise BudgetError(reason, path=self.store, found=found, expected=needed, hint=hint)
 
 
-def count_passes(spill: int, free: int, memory: int, buckets: int) -> int:
-    """Return the number of passes with which the temporary files of each fit on the disk.
+def temporary_bytes(size: int, memory: int) -> int:
+    """Return the bytes of the temporary files of a pass.
 
     Args:
-        spill: Bytes of all rows in DuckDB's sort.
+        size: Bytes of its rows in DuckDB's sort.
+        memory: Bytes of DuckDB's memory.
+    """
+    return 0 if size <= memory * _MEMORY_SHARE else int(size * _FILE_BYTES)
+
+
+def count_passes(size: int, free: int, memory: int, threads: int, buckets: int) -> int:
+    """Return the number of passes of a sort.
+
+    There are as few as the free disk and the memory for merging allow, since reading the positions again
+    takes longer than temporary files, and at most as many as let the rows of each pass fit into memory.
+
+    Args:
+        size: Bytes of all rows in DuckDB's sort.
         free: Bytes of free disk space besides the buckets.
-        memory: Bytes of DuckDB's memory; rows that fit into half of it are not spilled.
+        memory: Bytes of DuckDB's memory.
+        threads: Number of DuckDB's threads.
         buckets: Number of buckets, which limits the number of passes.
     """
-    if spill <= memory // 2:
-        return 1
-    room = max(int(free * _SPILL_SHARE), 1)
-    return min(-(-spill // room), max(buckets, 1))
-
-
-def free_space(store: Store) -> int:
-    """Return the free space in bytes on the disk that a shuffle writes to.
-
-    For an object store this is the disk of its unfinished work.
-    """
-    free = storage_of(store.work_disk).free_space()
-    return sys.maxsize if free is None else free
+    # Passes whose rows fit into the memory, into the free disk, and into the memory for merging.
+    in_memory = -(-size // int(memory * _MEMORY_SHARE))
+    # The free space may be below zero if the buckets alone exceed it, which ``require_disk`` reports.
+    on_disk = -(-int(size * _FILE_BYTES) // max(int(free * _SPILL_SHARE), 1))
+    merged = -(-size * threads * _MERGE_BYTES // memory**2)
+    return max(min(in_memory, max(on_disk, merged), buckets), 1)

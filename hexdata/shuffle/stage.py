@@ -6,48 +6,35 @@ ledger lists the finished buckets, so that an interrupted run resumes.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+import sys
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from hexdata.engine import Engine
-from hexdata.engine.protocol import Machines
 from hexdata.errors import StoreError
 from hexdata.order import ORDER_VERSION
 from hexdata.progress import Progress
-from hexdata.retry import RetryPolicy, repeats_on_disk
+from hexdata.retry import repeats_on_disk
 from hexdata.selection import BalanceRow, Duplicates, Selection, select
 from hexdata.shuffle.options import BASE_MEMORY, ShuffleOptions
-from hexdata.shuffle.plan import FOLDERS, RowSize, ShufflePlan, bucket_counts, count_passes, free_space
-from hexdata.shuffle.sort import Bucket, Sort, SortedBucket, write_part
-from hexdata.storage import AnyPath, client_memory, is_disk_full, storage_of
-from hexdata.store import Store
-from hexdata.store.arrow_memory import arrow_system_memory
-from hexdata.store.files import FileFacts
-from hexdata.store.integrity import find_damage, require_intact
-from hexdata.store.ledger import Ledger
+from hexdata.shuffle.plan import (
+    ShufflePlan,
+    bucket_counts,
+    count_passes,
+    row_bytes,
+    temporary_bytes,
+)
+from hexdata.shuffle.sort import Bucket, Sort, SortedBucket, divide, write_part
+from hexdata.storage import AnyPath, client_memory, storage_of
+from hexdata.storage.errors import free_space
+from hexdata.store import STAGES, Store
+from hexdata.store.integrity import require_intact
 from hexdata.store.session import duckdb_session, path_list_sql
-from hexdata.store.stage_log import StageLog
-from hexdata.system import peak_resident_bytes
+from hexdata.store.stage_files import StageFiles
 from hexdata.units import format_bytes
-
-__all__ = [
-    "LEDGER_NAME",
-    "Prepared",
-    "ShuffleResult",
-    "ShuffleRun",
-    "is_same_shuffle",
-    "open_ledger",
-    "prepare",
-    "with_seed",
-]
-
-LEDGER_NAME: Final = "progress.json"
 
 _DERIVED_STAGES: Final = ("export", "pickles-shuffled")
 """Stages that are made from the shuffled positions."""
@@ -101,14 +88,25 @@ class Prepared:
         buckets: All buckets, in ascending order.
         sort: The sort that writes them.
         lineage: Entry of the stage for the manifest.
-        row: Mean size of a row.
+        row_bytes: Bytes of a mean row in DuckDB's sort and in a bucket.
     """
 
     selection: Selection
     buckets: list[Bucket]
     sort: Sort
     lineage: dict[str, Any]
-    row: RowSize
+    row_bytes: tuple[int, int]
+
+    def parts(self, free: int) -> list[list[Bucket]]:
+        """Return all buckets divided into the passes that a sort needs.
+
+        Args:
+            free: Free bytes of the disk of its temporary files.
+        """
+        rows = sum(self.selection.rows.values())
+        size = rows * self.row_bytes[0]
+        passes = count_passes(size, free, self.sort.memory, self.sort.threads, len(self.buckets))
+        return divide(self.buckets, passes)
 
     def plan(self, store: Store, options: ShuffleOptions, done: int, *, already_done: bool) -> ShufflePlan:
         """Return the plan of a shuffle.
@@ -119,14 +117,18 @@ class Prepared:
             done: Number of buckets that are already written.
             already_done: Whether the store already contains this shuffle.
         """
+        # Buckets have nearly equal numbers of rows, so the missing ones have their share of rows and bytes.
         missing = 0 if already_done else len(self.buckets) - done
         rows = sum(self.selection.rows.values()) * missing // len(self.buckets)
-        bucket_bytes, spill = rows * self.row.stored, rows * self.row.sorted
+        size, bucket_bytes = (rows * of_row for of_row in self.row_bytes)
         replaces = "shuffle" in store.manifest.stages and not is_same_shuffle(store, options)
-        folders = FOLDERS if options.replace and replaces else ()
+        stages = ("shuffle", *_DERIVED_STAGES) if options.replace and replaces else ()
+        folders = [folder for stage in stages for folder in STAGES[stage]]
         freed = sum(size for name in folders for size in storage_of(store.path / name).files().values())
-        free = free_space(store)
-        passes = count_passes(spill, free + freed - bucket_bytes, self.sort.memory, missing)
+        free = free_space(store.work)
+        free = sys.maxsize if free is None else free  # of an object store with shared work
+        # The missing buckets take a part of the free disk beside the temporary files.
+        passes = count_passes(size, free + freed - bucket_bytes, self.sort.memory, self.sort.threads, missing)
         return ShufflePlan(
             store=str(store.path),
             seed=self.lineage["seed"],
@@ -140,7 +142,7 @@ class Prepared:
             memory=options.memory,
             threads=self.sort.threads,
             bucket_bytes=bucket_bytes,
-            spill_bytes=0 if spill <= self.sort.memory // 2 else -(-spill // passes),
+            spill_bytes=temporary_bytes(-(-size // passes), self.sort.memory),
             disk_free=free,
             disk_freed=freed,
             already_done=already_done,
@@ -163,6 +165,7 @@ def is_same_shuffle(store: Store, options: ShuffleOptions) -> bool:
     done = store.manifest.stages.get("shuffle")
     if done is None:
         return False
+    # The number of buckets may be derived from the rows; those of the present shuffle are in the manifest.
     requested = _requested_lineage(store, options) | {"buckets": bucket_counts(options, done["splits"])}
     return bool(done | requested == done)
 
@@ -189,7 +192,7 @@ def prepare(
     options: ShuffleOptions,
     folder: AnyPath,
     spill: Path | None,
-    machines: Machines,
+    cores: int,
     target: AnyPath | None = None,
 ) -> Prepared:
     """Select the rows and assign each to a bucket.
@@ -199,7 +202,7 @@ def prepare(
         options: Options of the shuffle, with a seed.
         folder: Folder for small tables that the query of the sort reads; they are not removed.
         spill: Folder for DuckDB's temporary files; None for the system's temporary folder.
-        machines: Machines that will do the work.
+        cores: Cores of a machine that will do the work.
         target: Folder in which the buckets are written; None for the store (default).
 
     Raises:
@@ -213,17 +216,18 @@ def prepare(
             "the store contains no positions", path=store.path, hint="Run `hexdata convert` first."
         )
     assert options.seed is not None
+    # What is left for DuckDB. It also limits the threads, each of which needs a part of it.
     memory = options.memory - BASE_MEMORY - client_memory(store.path)
-    threads = max(min(options.threads or machines.cores, memory // _THREAD_MEMORY), 1)
+    threads = max(min(options.threads or cores, memory // _THREAD_MEMORY), 1)
     with duckdb_session(memory=memory, threads=threads, spill=spill, store=store.path) as con:
-        selection = select(store, options, options.seed, con, folder)
-        buckets = bucket_counts(options, selection.rows)
-        query = selection.assign_buckets(buckets, con, folder)
+        selection = select(store, options, options.seed, partial(bucket_counts, options), con, folder)
+        # The size of policies and metadata differs between stores. The footers state it, so no row is read.
         varying = con.sql(f"""
             SELECT coalesce(sum(total_uncompressed_size), 0)::BIGINT
             FROM parquet_metadata({path_list_sql(positions)})
             WHERE path_in_schema = 'metadata' OR starts_with(path_in_schema, 'policy')
         """).fetchall()[0][0]
+    # Also the plan of the ledger: finished buckets of a run with another lineage are not kept.
     lineage = {
         **_requested_lineage(store, options),
         "positions": sum(selection.rows.values()),
@@ -231,53 +235,41 @@ def prepare(
         "left_out": selection.left_out,
         "targets": list(selection.targets),
         "splits": selection.rows,
-        "buckets": buckets,
+        "buckets": selection.buckets,
     }
     sort = Sort(
         store=store.path,
         target=target or store.path,
-        query=query,
+        query=selection.sql,
         board_size=n,
         targets=selection.targets,
         memory=memory,
         threads=threads,
         spill=spill,
     )
-    files = [Bucket(split, index) for split in buckets for index in range(buckets[split])]
-    row = RowSize.of(n, len(selection.targets), varying // store.manifest.counts["positions"])
-    return Prepared(selection, files, sort, lineage, row)
-
-
-def open_ledger(path: AnyPath, lineage: dict[str, Any], *, read_only: bool = False) -> Ledger:
-    """Open the ledger of a shuffle, with an entry for each finished bucket."""
-    return Ledger(path, "shuffle", lineage, SortedBucket, read_only=read_only)
+    files = [Bucket(split, index) for split, count in selection.buckets.items() for index in range(count)]
+    size = row_bytes(n, len(selection.targets), varying // store.manifest.counts["positions"])
+    return Prepared(selection, files, sort, lineage, size)
 
 
 # --- the run ------------------------------------------------------------------------------------------
 
 
+@dataclass
 class ShuffleRun:
     """One run of the shuffle. The caller must hold the store's lock."""
 
-    def __init__(
-        self,
-        store: Store,
-        options: ShuffleOptions,
-        progress: Progress,
-        retry: RetryPolicy,
-        engine: Engine,
-        restore: bool = True,
-    ) -> None:
-        self.store = store
-        self.options = options
-        self.progress = progress
-        self.retry = retry
-        self.engine = engine
-        self.restore = restore
-        self.work = store.work / "shuffle"
+    store: Store
+    options: ShuffleOptions
+    progress: Progress
+    engine: Engine
+    restore: bool = True
+
+    def __post_init__(self) -> None:
+        self.files = StageFiles(self.store, "shuffle", SortedBucket, self.progress)
+        self.work = self.files.work
         self.spill = storage_of(self.work / "spill").local
-        self.target = store.path
-        """Folder in which the buckets are written, with their names in the store."""
+        # Left by a killed run. Its temporary files would take the space that the plan counts on.
         for name in ("selection", "spill"):
             storage_of(self.work / name).remove_tree()
 
@@ -289,47 +281,41 @@ class ShuffleRun:
             ConfigError: An option cannot be used with this store.
             BudgetError: The memory or the disk is too small.
         """
+        # 1. Is there anything to do? Of a complete shuffle, only the damaged buckets are written again.
         damage = self._damage()
         if damage is not None and not damage:
             self._list_restored()
-            storage_of(self.work).remove_tree()  # a run may have been killed after publishing its manifest
+            self.files.remove_work()  # a run may have been killed after publishing its manifest
             return replace(self._result(resumed=0), already_done=True)
+        # 2. A new shuffle is written beside the present one, unless that may be removed first.
         if damage is None:
-            self.target = self.store.target_of("shuffle", replace=self.options.replace)
-        require_intact(self.store, _INPUTS, engine=self.engine, progress=self.progress)
-        plan: ShufflePlan | None = None
+            self.files.choose_target(replace=self.options.replace)
+        # 3. Altered inputs would give another result with valid digests, so they are compared first.
+        require_intact(self.store, _INPUTS, self.progress)
         self.progress.begin("select", None, "positions")
-        try:
-            prepared = prepare(
-                self.store,
-                self.options,
-                self.work / "selection",
-                self.spill,
-                self.engine.machines,
-                self.target,
-            )
-            ledger = open_ledger(self.work / LEDGER_NAME, prepared.lineage)
-            done = self._done(prepared, ledger, damage)
-            resumed = len(done) if damage is None else 0
-            plan = prepared.plan(self.store, self.options, len(done), already_done=False)
-            plan.require_disk()
-            if damage is None and not done:
-                self._begin_new()
-            log = StageLog(self.store.path, "shuffle")
-            log.line(f"plan: {json.dumps(asdict(plan))}")
-            with arrow_system_memory():
-                self.retry.call(partial(self._write, prepared, ledger, done, plan.passes, log), log=log.line)
-            self._publish(
-                {bucket.name: SortedBucket(**ledger[bucket.name]) for bucket in prepared.buckets},
-                prepared.lineage,
-            )
-            log.line(f"done: {resumed:,} buckets were finished by an earlier run")
-            log.publish()
-        except OSError as error:
-            if plan is None or not is_disk_full(error):
-                raise  # without a plan, the store reports a full disk
-            path = error.filename or self.store.path
-            raise plan.disk_full("the disk is full", path, free_space(self.store), error) from error
+        prepared = prepare(
+            self.store,
+            self.options,
+            self.work / "selection",
+            self.spill,
+            self.engine.cores,
+            self.files.target,
+        )
+        # 4. Keep the buckets that an interrupted run has finished, or, in a repair, the intact ones.
+        names = [bucket.name for bucket in prepared.buckets]
+        self.files.resume(prepared.lineage, names, None if damage is None else self._intact(damage))
+        resumed = len(self.files.entries) if damage is None else 0
+        plan = prepared.plan(self.store, self.options, len(self.files.entries), already_done=False)
+        # Before anything is removed or written: a full disk would be found only after much of the work.
+        plan.require_disk()
+        # 5. A run that resumes has removed the old files already, and must keep its own.
+        if damage is None and not resumed:
+            if plan.replaces:
+                self.progress.note(f"replacing {plan.replaces}")
+            self.files.begin_new("shuffle", *_DERIVED_STAGES)
+        # 6. Write the missing buckets, and publish all in the manifest.
+        self._write(prepared, plan.passes)
+        self._publish(prepared.lineage)
         made = prepared.selection
         result = self._result(resumed)
         return replace(result, duplicates=made.duplicates, balance=made.balance, notes=made.notes)
@@ -343,8 +329,7 @@ class ShuffleRun:
             return None
         if self.store.manifest.removed_buckets and not self.restore:
             return {}
-        self.progress.begin("check files", None, "bytes")
-        return find_damage(self.store, self.store.manifest.buckets(), engine=self.engine)
+        return self.files.find_damage(self.store.manifest.buckets())
 
     def _list_restored(self) -> None:
         """List removed buckets in the manifest again if all of them exist, because none was removed yet."""
@@ -355,137 +340,79 @@ class ShuffleRun:
             manifest.stages["shuffle"] = {name: lineage[name] for name in lineage if name != "removed"}
             manifest.save(self.store.path)
 
-    def _done(self, prepared: Prepared, ledger: Ledger, damage: dict[str, StoreError] | None) -> set[str]:
-        """Return the names of the complete buckets: those of an interrupted run, or the intact ones."""
-        if len(ledger):
-            self.progress.begin("check files", None, "bytes")
-            names = [bucket.name for bucket in prepared.buckets if bucket.name in ledger]
-            written = {name: _file_facts(SortedBucket(**ledger[name])) for name in names}
-            damaged = find_damage(self.store, written, engine=self.engine, root=self.target)
-            return written.keys() - damaged.keys()
-        if damage is None:
-            return set()
+    def _intact(self, damage: dict[str, StoreError]) -> dict[str, SortedBucket]:
+        """Return the undamaged buckets of a shuffle to be repaired. Their policies were counted before."""
         published = self.store.manifest.buckets()
-        intact = {name: facts for name, facts in published.items() if name not in damage}
-        if self.store.manifest.removed_buckets:
-            self.progress.note(
-                f"writing {len(damage):,} of {len(published):,} buckets again, which `hexdata export "
-                "--free-buckets` removed; existing shards are kept"
-            )
-        else:
-            self.progress.note(f"writing {len(damage):,} damaged of {len(published):,} buckets again")
-        ledger.finish_all({name: asdict(facts) for name, facts in intact.items()})
-        return set(intact)
-
-    def _begin_new(self) -> None:
-        """Remove unfinished buckets, or with ``replace`` an old shuffle and the files made from it.
-
-        The old shuffle is removed first from the manifest, then from the disk.
-        """
-        manifest = self.store.manifest
-        if "shuffle" in manifest.stages:
-            seed, freed = manifest.stages["shuffle"]["seed"], self.options.replace
-            exports = "and its exports" if freed else "once the new one is complete"
-            self.progress.note(f"replacing the shuffle with seed {seed} {exports}")
-        if self.target != self.store.path:
-            storage_of(self.target).remove_tree()
-            return
-        manifest.stages = {
-            name: s for name, s in manifest.stages.items() if name not in ("shuffle", *_DERIVED_STAGES)
+        removed = "removed" if self.store.manifest.removed_buckets else "damaged"
+        self.progress.note(f"writing {len(damage):,} {removed} of {len(published):,} buckets again")
+        return {
+            name: SortedBucket(facts.rows, facts.bytes, facts.sha256, policies=0)
+            for name, facts in published.items()
+            if name not in damage
         }
-        self.store.unpublish(*FOLDERS)
 
-    def _write(self, prepared: Prepared, ledger: Ledger, done: set[str], passes: int, log: StageLog) -> None:
-        """Write the missing buckets, and add each to the ledger and to ``done``."""
-        missing = [bucket for bucket in prepared.buckets if bucket.name not in done]
-        if self.target == self.store.path:  # an object of another process must not be overwritten
-            self.store.keep_only("shuffled", done)
+    @repeats_on_disk
+    def _write(self, prepared: Prepared, passes: int) -> None:
+        """Write and record the missing buckets."""
+        missing = [bucket for bucket in prepared.buckets if bucket.name not in self.files.entries]
+        # Files that no run has recorded: with ``replace=False`` an object of that name could not be written.
+        self.files.remove_others()
         rows = sum(prepared.selection.rows.values())
         self.progress.begin("sort", rows, "positions")
         self.progress.advance(rows * (len(prepared.buckets) - len(missing)) // len(prepared.buckets))
         if not missing:
             return
-        if self.engine.machines.separate:
-            passes = max(passes, self.engine.machines.count)
-        bounds = [len(missing) * number // passes for number in range(passes + 1)]
-        parts = [missing[start:stop] for start, stop in pairwise(bounds) if stop > start]
+        if self.engine.remote:
+            # A pass is one task, so there is at least one for each machine.
+            passes = max(passes, self.engine.machines)
+        parts = divide(missing, passes)
+        sort, memory = prepared.sort, self.options.memory
+        written = (bucket for part in parts for bucket in sort.write(part))
+        if self.engine.remote:
+            tasks = ((sort, part) for part in parts)
+            done = self.engine.run(write_part, tasks, workers=1, memory=memory, cores=sort.threads)
+            written = (bucket for _, part in done for bucket in part)
         try:
-            for name, facts, seconds in self._sorted(prepared, parts):
-                ledger.finish_buffered(name, asdict(facts))
-                done.add(name)
-                self.progress.advance(facts.rows)
-                log.line(
-                    f"{name}: {facts.rows:,} rows in {seconds:.2f} s, "
-                    f"{facts.rows / max(seconds, 1e-9):,.0f} rows/s, "
-                    f"{format_bytes(peak_resident_bytes())} peak resident memory"
-                )
+            with closing(written):  # also ends the session, if a bucket cannot be recorded
+                for name, facts in written:
+                    self.files.record(name, facts)
+                    self.progress.advance(facts.rows)
         finally:
-            ledger.save()
+            # Also after an error, so that the next run keeps the finished buckets.
+            self.files.save()
 
-    def _sorted(
-        self, prepared: Prepared, parts: list[list[Bucket]]
-    ) -> Iterator[tuple[str, SortedBucket, float]]:
-        """Sort parts of the buckets, each in a pass; yield each bucket when its file is complete."""
-        if not self.engine.machines.separate:
-            for part in parts:
-                yield from prepared.sort.write(part)
-            return
-        threads = prepared.sort.threads
-        cores = self.engine.machines.cores_per_task(threads, self.options.memory // threads)
-        memory = self.options.memory * cores // threads
-        sort = replace(prepared.sort, threads=cores, memory=memory - BASE_MEMORY)
-        tasks = ((sort, part) for part in parts)
-        for _, written in self.engine.run(
-            write_part, tasks, workers=threads // cores, memory=memory, cores=cores
-        ):
-            yield from written
-
-    def _publish(self, buckets: dict[str, SortedBucket], lineage: dict[str, Any]) -> None:
+    def _publish(self, lineage: dict[str, Any]) -> None:
         expected: dict[str, int] = lineage["splits"]
         found = dict.fromkeys(expected, 0)
-        policies: Counter[str] = Counter()
-        for name, bucket in buckets.items():
+        policies = dict.fromkeys(lineage["buckets"], 0)
+        for name, bucket in self.files.entries.items():
             split = name.split("/")[1]
             found[split] += bucket.rows
-            policies[split] += bucket.policies or 0
+            policies[split] += bucket.policies
+        # A sum over the files against the count of the selection finds lost or doubled rows.
         if found != expected:
-            storage_of(self.work).remove_tree()  # the ledger is unreliable
+            self.files.remove_work()  # the ledger is unreliable
             raise StoreError(
                 "the buckets do not contain every position",
                 path=self.store.path,
-                found=", ".join(f"{rows:,} in {split}" for split, rows in found.items()),
-                expected=", ".join(f"{rows:,} in {split}" for split, rows in expected.items()),
+                found=found,
+                expected=expected,
                 hint="Run the shuffle again; it starts from the beginning. If the error repeats, run "
                 "`hexdata verify`.",
             )
         manifest = self.store.manifest
-        if any(bucket.policies is None for bucket in buckets.values()):  # some were kept and not counted
-            counted = manifest.stages["shuffle"].get("policies")
-        else:
-            counted = dict(policies)
+        if is_same_shuffle(self.store, self.options):  # it is repaired
+            # Intact buckets are not read, so their policies are not counted again.
+            policies = manifest.stages["shuffle"]["policies"]
         before = manifest.digest("shuffled")
-        kept = {name: f for name, f in manifest.files.items() if not name.startswith("shuffled/")}
-        manifest.files = kept | {name: _file_facts(bucket) for name, bucket in buckets.items()}
-        manifest.stages["shuffle"] = lineage | ({} if counted is None else {"policies": counted})
-        self.store.publish(self.target)
+        self.files.publish({**lineage, "policies": policies})
         if "export" in manifest.stages and manifest.digest("shuffled") != before:
             again = self.store.next_command("export")
             self.progress.note(f"the shards are of another shuffle; run `{again}` to replace them")
-        storage_of(self.work).remove_tree()
+        self.files.remove_work()
 
     def _result(self, resumed: int) -> ShuffleResult:
         files = self.store.manifest.files_in("shuffled")
         lineage = self.store.manifest.stages["shuffle"]
-        return ShuffleResult(
-            seed=lineage["seed"],
-            positions=lineage["positions"],
-            splits=lineage["splits"],
-            buckets=lineage["buckets"],
-            left_out=lineage["left_out"],
-            bytes=sum(f.bytes for f in files.values()),
-            resumed=resumed,
-        )
-
-
-def _file_facts(bucket: SortedBucket) -> FileFacts:
-    return FileFacts(bucket.rows, bucket.bytes, bucket.sha256)
+        made = {name: lineage[name] for name in ("seed", "positions", "splits", "buckets", "left_out")}
+        return ShuffleResult(**made, bytes=sum(facts.bytes for facts in files.values()), resumed=resumed)

@@ -1,9 +1,8 @@
 """Read-only SQL over a store: views, macros and named queries."""
 
-from hexdata.sql.catalog import SqlLimits, open_catalog
 from hexdata.sql.database import DATABASE_NAME, write_database
-from hexdata.sql.named import named_queries, named_query
-from hexdata.sql.run import QueryResult, run_query
+from hexdata.sql.run import QueryResult, named_queries, named_query, run_query
+from hexdata.sql.views import SqlLimits, open_catalog
 from hexdata.sql.write import json_rows, save_parquet, text_rows, write_csv
 
 __all__ = [

@@ -7,20 +7,16 @@ the setting ``temp_directory``, which by default is the path of the opened datab
 
 from __future__ import annotations
 
-import warnings
-from pathlib import Path
 from typing import Final
 
-from hexdata.errors import HexdataError
 from hexdata.retry import on_disk, repeats_on_disk
 from hexdata.sql.views import catalog_statements, create_catalog
-from hexdata.storage import add_path_to_disk_full, storage_of
+from hexdata.storage import storage_of
+from hexdata.storage.errors import add_path_to_error
 from hexdata.store import Store
-from hexdata.store.files import write_bytes
+from hexdata.store.files import may_be_missing, write_bytes
 from hexdata.store.session import duckdb_session, quote
 from hexdata.temporary import temporary_folder
-
-__all__ = ["DATABASE_NAME", "write_database"]
 
 DATABASE_NAME: Final = "hexdata.duckdb"
 _ROOT: Final = (
@@ -35,11 +31,6 @@ names are then resolved through ``file_search_path`` and the folder of the proce
 _STORAGE: Final = "v1.2.0"
 """Storage version of the oldest DuckDB release that can read the file."""
 _MEMORY: Final = 64 << 20
-_MAX_CONTENTS: Final = 16
-_MAX_STATEMENTS: Final = 1 << 18
-"""Maximum number of characters of the statements of a file whose content is kept."""
-_contents: Final[dict[tuple[str, ...], bytes]] = {}
-"""Contents of the latest files, 0.3 MB each, by their statements: DuckDB takes 25 ms to make one."""
 
 
 def write_database(store: Store) -> None:
@@ -54,42 +45,26 @@ def write_database(store: Store) -> None:
     published = storage_of(store.path / DATABASE_NAME).local
     if published is None:
         return
-    try:
-        _write(store, published)
-    except (OSError, HexdataError) as error:
-        warnings.warn(
-            f"{DATABASE_NAME} was not written, the stage is complete: {error}. Run the stage again to "
-            "write it.",
-            stacklevel=2,
-        )
-
-
-def _write(store: Store, published: Path) -> None:
-    statements = catalog_statements(store, _ROOT)
-    content = _contents.get(statements)
-    if content is None:
-        content = _create(store, statements)
-        if sum(map(len, statements)) <= _MAX_STATEMENTS:
-            _contents[statements] = content
-        if len(_contents) > _MAX_CONTENTS:
-            _contents.pop(next(iter(_contents)), None)
-    if not published.is_file() or on_disk(published.read_bytes) != content:
-        write_bytes(published, content)
+    with may_be_missing(DATABASE_NAME):
+        content = _create(store)
+        if not published.is_file() or on_disk(published.read_bytes) != content:
+            write_bytes(published, content)
 
 
 @repeats_on_disk
-def _create(store: Store, statements: tuple[str, ...]) -> bytes:
-    """Return the content of the file with these views and macros."""
+def _create(store: Store) -> bytes:
+    """Return the content of the file with the views and macros of a store."""
     with (
         temporary_folder("views") as folder,
-        add_path_to_disk_full(path := folder / DATABASE_NAME),
+        add_path_to_error(path := folder / DATABASE_NAME),
         duckdb_session(memory=_MEMORY, threads=1) as con,
     ):
         con.execute(f"ATTACH {quote(str(path))} AS hexdata (STORAGE_VERSION {quote(_STORAGE)})")
         con.execute("USE hexdata")
+        # The views are checked when they are created, so the files must be found as in the opened database.
         con.execute(f"SET temp_directory = {quote(f'{store.path.resolve() / DATABASE_NAME}.tmp')}")
         con.execute("BEGIN")  # one transaction is synced once
-        create_catalog(con, store, statements)
+        create_catalog(con, store, catalog_statements(store, _ROOT))
         con.execute("COMMIT")
         con.execute("USE memory")
         con.execute("DETACH hexdata")

@@ -5,38 +5,44 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import date, time
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
-import pyarrow.parquet as pq
 
 from hexdata.checks import check_suffix
 from hexdata.errors import ConfigError, InputError
 from hexdata.sql.run import QueryResult
-from hexdata.storage import AnyPath, as_path, prefix_of, storage_of
-from hexdata.store.disk_space import translate_disk_full
+from hexdata.storage import AnyPath, as_path, prefix_of, translate_errors
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import write_parquet
 from hexdata.text import printable
 
-__all__ = ["json_rows", "save_parquet", "text_rows", "write_csv"]
-
+_FLOATS: Final = (
+    (pa.float32(), pa.string(), pa.float64()),
+    (pa.list_(pa.float32()), pa.list_(pa.string()), pa.list_(pa.float64())),
+)
 _GROUP_ROWS: Final = 512
 """Rows converted to Python values at a time. A policy is ten times as large in Python as in Arrow."""
 
 
-def _shortest(column: pa.Array) -> pa.Array:
-    """Convert float32 to the float64 with the fewest digits: 0.1 instead of 0.10000000149011612."""
-    if column.type == pa.float32():
-        return pc.cast(pc.cast(column, pa.string()), pa.float64())
-    if column.type == pa.list_(pa.float32()):
-        return pc.cast(pc.cast(column, pa.list_(pa.string())), pa.list_(pa.float64()))
-    return column
+def _groups(batch: pa.RecordBatch) -> Iterator[list[pa.Array]]:
+    """Yield the columns of a few rows at a time.
+
+    A float32 becomes the float64 with the fewest digits: 0.1 instead of 0.10000000149011612. Columns are
+    converted as a whole, since Arrow converts the items of all lists even for a slice.
+    """
+    columns = []
+    for column in batch.columns:
+        for kind, text, wide in _FLOATS:
+            column = column.cast(text).cast(wide) if column.type == kind else column
+        columns.append(column)
+    for start in range(0, batch.num_rows, _GROUP_ROWS):
+        yield [column.slice(start, _GROUP_ROWS) for column in columns]
 
 
 def _plain(value: Any) -> Any:
@@ -47,6 +53,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Decimal):
+        # DuckDB returns sums of integers as decimals.
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
@@ -67,7 +74,8 @@ def json_rows(result: QueryResult) -> Iterator[str]:
     _check_names(result.schema)
     names, before = result.schema.names, "["
     for batch in result.batches:
-        for rows in _rows(batch):
+        for columns in _groups(batch):
+            rows = zip(*(column.to_pylist() for column in columns), strict=True)
             objects = (dict(zip(names, map(_plain, row), strict=True)) for row in rows)
             yield before + ",\n".join(map(_json_line, objects))
             before = ",\n"
@@ -82,24 +90,9 @@ def _json_line(row: dict[str, Any]) -> str:
 
 def text_rows(batch: pa.RecordBatch) -> Iterator[list[str]]:
     """Yield each row as display texts: NULL for nulls, hexadecimal for blobs, JSON for lists and structs."""
-    for rows in _rows(batch):
-        for row in rows:
+    for columns in _groups(batch):
+        for row in zip(*(column.to_pylist() for column in columns), strict=True):
             yield [_text(value) for value in row]
-
-
-def _rows(batch: pa.RecordBatch) -> Iterator[Iterable[tuple[Any, ...]]]:
-    """Yield the rows of a batch in groups."""
-    for group in _row_groups([_shortest(column) for column in batch.columns]):
-        yield zip(*(column.to_pylist() for column in group), strict=True)
-
-
-def _row_groups(columns: list[pa.Array]) -> Iterator[list[pa.Array]]:
-    """Split columns of equal length into slices of ``_GROUP_ROWS`` rows.
-
-    Convert columns before this: Arrow converts the items of all lists even for a slice.
-    """
-    for start in range(0, len(columns[0]), _GROUP_ROWS):
-        yield [column.slice(start, _GROUP_ROWS) for column in columns]
 
 
 def _text(value: Any) -> str:
@@ -124,30 +117,27 @@ def write_csv(file: BinaryIO, result: QueryResult, *, escaped: bool = False) -> 
         escaped: Whether to escape characters that are unsafe for a terminal, also in column names (default:
             False, texts are exact).
     """
-    kinds = [_csv_type(kind) for kind in result.schema.types]
+    texts = [not _is_plain(kind) or (escaped and kind == pa.string()) for kind in result.schema.types]
     names = [printable(name) if escaped else name for name in result.schema.names]
+    shortened = [pa.float64() if kind == pa.float32() else kind for kind in result.schema.types]
+    kinds = [pa.string() if text else kind for text, kind in zip(texts, shortened, strict=True)]
     schema = pa.schema([*map(pa.field, names, kinds)])
     with pyarrow.csv.CSVWriter(file, schema) as writer:
         for batch in result.batches:
-            kept = [
-                column.type == kind and not (escaped and pa.types.is_string(kind))
-                for column, kind in zip(batch.columns, kinds, strict=True)
-            ]
-            columns = [c if same else _shortest(c) for c, same in zip(batch.columns, kept, strict=True)]
-            for group in _row_groups(columns):
-                written = [c if same else _as_text(c, escaped) for c, same in zip(group, kept, strict=True)]
+            for columns in _groups(batch):
+                written = [_as_text(c, escaped) if t else c for c, t in zip(columns, texts, strict=True)]
                 writer.write_batch(pa.RecordBatch.from_arrays(written, schema=schema))
 
 
-def _csv_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which a column is written: its own if CSV supports it, otherwise text."""
+def _is_plain(kind: pa.DataType) -> bool:
+    """Return whether CSV supports the values of a type; others are written as texts."""
     flat = pa.types.is_primitive(kind) and not pa.types.is_interval(kind)
-    return kind if flat or pa.types.is_decimal(kind) or pa.types.is_string(kind) else pa.string()
+    return flat or pa.types.is_decimal(kind) or pa.types.is_string(kind)
 
 
 def _as_text(column: pa.Array, escaped: bool) -> pa.Array:
-    texts = [None if v is None else _text(v) for v in column.to_pylist()]
-    return pa.array([t and printable(t) for t in texts] if escaped else texts, pa.string())
+    texts = [None if value is None else _text(value) for value in column.to_pylist()]
+    return pa.array([text and printable(text) for text in texts] if escaped else texts, pa.string())
 
 
 def save_parquet(path: str | AnyPath, result: QueryResult) -> FileFacts:
@@ -166,33 +156,22 @@ def save_parquet(path: str | AnyPath, result: QueryResult) -> FileFacts:
     path = as_path(path)
     if prefix_of(path.resolve()).startswith(prefix_of(result.store.resolve())):
         raise InputError("the output file must not be in the store", path=path, hint="Choose another path.")
-    if storage_of(path).is_folder():
+    if isinstance(path, Path) and path.is_dir():
         raise InputError("the output path is a folder", path=path, expected="a file")
     check_suffix(path, "a Parquet file", [".parquet"], InputError)
     _check_names(result.schema)
-    for field in result.schema:
-        _check_parquet(field, path)
-    with translate_disk_full(path, "Free disk space or choose another path, and run the query again."):
-        return write_parquet(path, result.schema, result.batches)
-
-
-def _check_parquet(field: pa.Field, path: AnyPath) -> None:
-    try:
-        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
-    except pa.ArrowException as error:
-        raise InputError(
-            f"Parquet does not support the type of column {field.name!r}",
-            path=path,
-            found=str(field.type),
-            hint=f'Cast it: "{field.name}"::VARCHAR.',
-        ) from error
+    with translate_errors(path):
+        try:
+            return write_parquet(path, result.schema, result.batches)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            fault, hint = (
+                "Parquet does not support a type or value of a column",
+                "Cast the column to VARCHAR.",
+            )
+            raise InputError(fault, path=path, found=str(error), hint=hint) from error
 
 
 def _check_names(schema: pa.Schema) -> None:
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
-        raise ConfigError(
-            f"the result has several columns called {twice[0]!r}",
-            expected="unique names",
-            hint="Rename one: … AS name.",
-        )
+        raise ConfigError(f"the result has several columns called {twice[0]!r}: rename one with AS")

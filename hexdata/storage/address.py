@@ -1,74 +1,55 @@
-"""Parsing of paths and addresses given by users. Accesses no file and no object store."""
+"""Paths, addresses given by users, and cache folders. Accesses no file and no object store."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from hexdata.errors import ConfigError
-from hexdata.extras import LIBRARIES, installed_by
-from hexdata.storage.retry import CONNECT_TIMEOUT, READ_TIMEOUT
+from hexdata.extras import installed_by
 
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = [
-    "PROTOCOLS",
-    "AnyPath",
-    "RemotePath",
-    "as_path",
-    "credentials_error",
-    "local_path",
-    "prefix_of",
-]
-
-RemotePath: TypeAlias = "UPath"
-"""A path in an object store."""
-
 AnyPath: TypeAlias = "Path | UPath"
 """A local path (``pathlib.Path``) or a path in an object store, which has the same methods."""
 
-PROTOCOLS: Final = {
-    "s3": "s3",
-    "s3a": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "az": "azure",
-    "abfs": "azure",
-    "abfss": "azure",
-    "memory": "",
-}
-"""Supported protocols, with the extra of hexdata that each needs. ``memory`` is fsspec's store for
-experiments, which exists only in the process."""
+_ALIASES: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
+"""Protocols that are replaced, because all writers of a store must use the same address."""
+_LIBRARIES: Final = {"s3": ("s3", "s3fs"), "gs": ("gcs", "gcsfs"), "az": ("azure", "adlfs")}
+"""The extra of hexdata and the library that each protocol needs."""
+PROTOCOLS: Final = (*_LIBRARIES, *_ALIASES, "memory")
+"""Supported protocols. ``memory`` is fsspec's store in the process."""
 
-_ONE_NAME: Final = {"s3a": "s3", "gcs": "gs", "abfs": "az", "abfss": "az"}
-"""Aliases, with the protocol that replaces them: all writers of a store must use the same address."""
-
-MAX_CONNECTIONS: Final = 128
-"""Maximum number of open connections to S3: eight for each thread of a machine with 16 cores."""
+FOLDER_VARIABLE: Final = "HEXDATA_CACHE"
+"""Environment variable with the cache folder. The default is ``hexdata`` in the user's cache folder."""
 _URL: Final = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*):/{1,2}(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
-_UNCACHED: Final[dict[str, Any]] = {"use_listings_cache": False}
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
+    "gs": {"use_listings_cache": False},
+    "az": {"use_listings_cache": False},
     "s3": {
-        **_UNCACHED,
+        "use_listings_cache": False,
         "config_kwargs": {
-            "retries": {"total_max_attempts": 1},  # ``REQUESTS`` is the only policy
-            "connect_timeout": CONNECT_TIMEOUT,
-            "read_timeout": READ_TIMEOUT,
-            "max_pool_connections": MAX_CONNECTIONS,
+            # A command whose server is silent ends after six attempts, in about a minute.
+            "retries": {"mode": "standard", "total_max_attempts": 6},
+            "connect_timeout": 5.0,
+            "read_timeout": 10.0,  # seconds without a byte received
+            "max_pool_connections": 128,  # eight for each thread of a machine with 16 cores
             # With a part of an object, rclone sends the checksum of the whole. hexdata compares digests.
             "response_checksum_validation": "when_required",
         },
     },
-    "gcs": _UNCACHED,
-    "azure": _UNCACHED,
-    "": {},
 }
-"""Options for the file systems of fsspec. Listings are not cached, since other machines may write.
-Credentials are never passed: the libraries find them in the environment and in the user's profiles."""
+"""Options for the file systems of fsspec, by protocol. Listings are not cached: other machines may write.
+
+Credentials are never passed: the libraries find them in the environment and in the user's profiles.
+"""
 
 
 def as_path(text: str | AnyPath) -> AnyPath:
@@ -86,47 +67,43 @@ def as_path(text: str | AnyPath) -> AnyPath:
     if not isinstance(text, str):
         return text
     if text.lower().startswith("pipe:"):
-        raise ConfigError(
-            "a command can only be read by a loader", found=text, expected="a path or an address"
-        )
-    match = _url(text)
-    if match is None:
-        return Path(text)
+        raise ConfigError("a command can only be read by a loader", found=text)
+    if (local := _local(text)) is not None:
+        return local
+    match = _URL.fullmatch(text)
+    assert match is not None
     protocol = match["protocol"].lower()
-    if protocol == "file":
-        return _path_of_url(text)
     if protocol not in PROTOCOLS:
-        raise ConfigError(
-            "unsupported protocol in an address",
-            found=f"{protocol}://",
-            expected=", ".join(f"{name}://" for name in PROTOCOLS if name != "memory"),
-        )
+        known = ", ".join(f"{name}://" for name in PROTOCOLS if name != "memory")
+        raise ConfigError("unsupported protocol in an address", found=f"{protocol}://", expected=known)
     bucket, _, below = match["rest"].strip("/").partition("/")
     if not bucket:
         raise ConfigError("an address needs a bucket", found=text, expected=f"{protocol}://BUCKET/PATH")
-    extra = PROTOCOLS[protocol]
+    protocol = _ALIASES.get(protocol, protocol)
     host = unquote(bucket)
+    # USER:KEY@HOST, also if the key contains a slash. Names of access points of S3, arn:…, contain colons.
     if "@" in host or (":" in host and "@" in below and not host.startswith("arn:")):
-        raise credentials_error("an account does" if extra == "azure" else "credentials do")
+        raise credentials_error("an account does" if protocol == "az" else "credentials do")
+    # A presigned address has its signature in parameters. Names may contain the characters ? and # alone.
     if re.search(r"[?#][^/]*=", match["rest"]):
         raise credentials_error("parameters do")
-    protocol = _ONE_NAME.get(protocol, protocol)
-    clean = f"{protocol}://{bucket}/{below}".rstrip("/")
-    with installed_by(extra, f"{protocol}://"):
-        for library in LIBRARIES.get(extra, ()):
+    if protocol in _LIBRARIES:
+        extra, library = _LIBRARIES[protocol]
+        with installed_by(extra, f"{protocol}://"):
             import_module(library)  # fsspec would hide why an import fails
     from upath import UPath
 
-    path: UPath = UPath(clean, **_OPTIONS[extra])
+    try:
+        path: UPath = UPath(f"{protocol}://{bucket}/{below}".rstrip("/"), **_OPTIONS.get(protocol, {}))
+    except ValueError:  # of a bracket, for example
+        raise ConfigError("the address has no valid bucket", found=text) from None
     return path
 
 
 def credentials_error(what: str) -> ConfigError:
     """Return the error for an address with secrets. It omits the address."""
-    return ConfigError(
-        f"{what} not belong in an address",
-        hint="Set them in the environment or in a profile, as for any other tool.",
-    )
+    hint = "Set them in the environment or in a profile, as for any other tool."
+    return ConfigError(f"{what} not belong in an address", hint=hint)
 
 
 def local_path(text: str | AnyPath, what: str, hint: str = "Give a path of this machine.") -> Path:
@@ -140,36 +117,26 @@ def local_path(text: str | AnyPath, what: str, hint: str = "Give a path of this 
     Raises:
         ConfigError: The text is an address.
     """
-    if isinstance(text, Path):
-        return text
-    text = str(text)
-    match = _url(text)
-    if match is None:
-        return Path(text)
-    if match["protocol"].lower() == "file":
-        return _path_of_url(text)
-    raise ConfigError(f"{what} can only be on this machine", found=text, expected="a path", hint=hint)
+    path = text if isinstance(text, Path) else _local(str(text))
+    if path is None:
+        raise ConfigError(f"{what} can only be on this machine", found=text, expected="a path", hint=hint)
+    return path
 
 
-def _url(text: str) -> re.Match[str] | None:
-    """Return the parts of an address, or None for a path, including one with a drive letter."""
+def _local(text: str) -> Path | None:
+    """Return the local path that a text states, also as ``file://``; None for another address."""
     match = _URL.fullmatch(text)
-    is_drive = match is not None and len(match["protocol"]) == 1 and not text.startswith("//", 2)
-    return None if is_drive else match
-
-
-def _path_of_url(url: str) -> Path:
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        raise ConfigError(
-            "a file:// address cannot name another machine",
-            found=url,
-            expected="file:///PATH",
-            hint="Give a local path without file://.",
-        )
+    if match is None or (len(match["protocol"]) == 1 and not text.startswith("//", 2)):  # a drive letter
+        return Path(text)
+    if match["protocol"].lower() != "file":
+        return None
     from urllib.request import url2pathname  # it imports the client for HTTP
 
-    return Path(url2pathname(parts.path))
+    with suppress(ValueError):  # of a bracket without its other one
+        parts = urlsplit(text)
+        if parts.netloc in ("", "localhost"):
+            return Path(url2pathname(parts.path))
+    raise ConfigError("a file:// address names another machine", found=text, expected="file:///PATH")
 
 
 def prefix_of(folder: AnyPath) -> str:
@@ -178,3 +145,21 @@ def prefix_of(folder: AnyPath) -> str:
     Only the path of a whole bucket or disk already ends with a slash.
     """
     return str(folder).rstrip("/") + "/"
+
+
+def cache_folder(purpose: str, address: AnyPath | None = None) -> Path:
+    """Return the local folder for a purpose, such as "work". The folder may not exist.
+
+    Args:
+        purpose: Name of the folder below the cache folder.
+        address: Address with a separate folder, named by a hash of the address.
+
+    Raises:
+        ConfigError: The environment variable contains an address.
+    """
+    root = os.environ.get(FOLDER_VARIABLE)
+    if not root:
+        root = os.path.join(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "hexdata")  # noqa: PTH118
+    folder = (local_path(root, f"the folder that {FOLDER_VARIABLE} names") / purpose).absolute()
+    # 96 bits of the hash: no two addresses share a folder, and paths stay short.
+    return folder if address is None else folder / hashlib.sha256(str(address).encode()).hexdigest()[:24]

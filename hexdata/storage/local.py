@@ -1,51 +1,75 @@
-"""Files on a local disk. A file under its final name is complete, even after a crash or a power failure."""
+"""Files on a local disk. A file under its final name is complete, even after a crash or a power failure.
+
+Each call of the system is repeated after temporary errors (``hexdata.retry.on_disk``), and its error names
+the file. ``LocalStorage`` documents the interface that it has in common with ``ObjectStorage``.
+"""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
+import json
 import os
 import re
 import shutil
 import stat
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
+from hexdata import system
+from hexdata.errors import StoreError
 from hexdata.retry import on_disk
-from hexdata.storage.base import HashingFile, HeldLock, Storage, Tagged
-from hexdata.storage.errors import add_path_to_disk_full, add_path_to_error
-from hexdata.storage.local_files import (
-    create_file,
-    make_folder,
-    open_file,
-    open_in_place,
-    refuse_links,
-    sync_file,
-    sync_folder,
-    walk_once,
-)
-from hexdata.storage.lock import LOCK_NAME, find_lock_holder, kernel_lock
-from hexdata.storage.reading import PART
-
-__all__ = ["LocalStorage"]
+from hexdata.storage.errors import add_path_to_error
+from hexdata.storage.lock import HOLDER_NAME, LOCK_NAME, MAX_BYTES, locked_error
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _TEMPORARY_NAME: Final = re.compile(r"\..+\.\d+\.tmp", re.DOTALL)
 """The temporary names of ``publish``: a dot, the file name, a random number and the suffix."""
+_BLOCK: Final = 1 << 20
+"""Bytes that are read or written again at once."""
+
+
+class HashingFile(BufferedWriter):
+    """A binary file that is written from its beginning, with the SHA-256 of the data written so far."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        super().__init__(file)
+        self._hash = hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        """Write all of ``data`` (bytes-like), add it to the digest and return the number of bytes."""
+        self._hash.update(data)
+        return super().write(data)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the data written so far, in hexadecimal."""
+        return self._hash.hexdigest()
 
 
 @dataclass(frozen=True)
-class LocalStorage(Storage):
-    """A file or folder on a local disk."""
+class LocalStorage:
+    """A file or folder on a local disk.
+
+    Unless stated otherwise, methods raise ``OSError`` if the disk fails.
+
+    Attributes:
+        path: Path of the file or folder.
+    """
 
     path: Path
-    memory: ClassVar[int] = 0
-    keeps_work: ClassVar[bool] = True
+
+    @property
+    def local(self) -> Path:
+        """The path, if libraries can open it themselves; None for an object."""
+        return self.path
+
+    # --- properties -----------------------------------------------------------------------------------
 
     def exists(self) -> bool:
         """Return whether the file or folder exists."""
@@ -56,30 +80,23 @@ class LocalStorage(Storage):
         status = _status(self.path)
         return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
 
-    def is_folder(self) -> bool:
-        """Return whether the path is a folder, which no file can replace."""
-        status = _status(self.path)
-        return status is not None and stat.S_ISDIR(status.st_mode)
-
     def version(self) -> str:
-        """Return the size and the modification time; empty if the file does not exist."""
+        """Return a text that changes with the content of the file; empty if it does not exist."""
         status = _status(self.path)
         return "" if status is None else f"{status.st_size} {status.st_mtime_ns}"
 
     def files(self) -> dict[str, int]:
-        """Return the sizes in bytes of all files below the folder, by relative name, sorted."""
-        return on_disk(self._files)
+        """Return the sizes in bytes of all files below the folder, by relative name, sorted.
 
-    def _files(self) -> dict[str, int]:
+        A file at the path itself has an empty name. A folder that does not exist has no files. Links are
+        followed, each folder once.
+        """
         if (size := self.size()) is not None:
             return {"": size}
-        paths = [
-            folder / name
-            for folder, _, names in walk_once(self.path, onerror=_raise_unless_missing)
-            for name in names
-        ]
-        sizes = {path.relative_to(self.path).as_posix(): LocalStorage(path).size() for path in paths}
-        return dict(sorted((name, size) for name, size in sizes.items() if size is not None))
+        walked = walk_once(self.path, onerror=_raise_unless_missing)
+        found = [folder / name for folder, _, names in walked for name in names]
+        sizes = {path.relative_to(self.path).as_posix(): LocalStorage(path).size() for path in found}
+        return {name: size for name, size in sorted(sizes.items()) if size is not None}
 
     def names(self) -> list[str]:
         """Return the names directly in the folder, sorted; none if it does not exist or cannot be listed."""
@@ -88,25 +105,15 @@ class LocalStorage(Storage):
         except (FileNotFoundError, NotADirectoryError, PermissionError):
             return []
 
-    def free_space(self) -> int:
-        """Return the free space in bytes on the disk. The path need not exist."""
-        path = self.path.absolute()
-        while not LocalStorage(path).exists():
-            path = path.parent
-        return on_disk(shutil.disk_usage, path).free
+    # --- reading --------------------------------------------------------------------------------------
 
-    def work_path(self, name: str, purpose: str) -> Path:  # noqa: ARG002
-        """Return the path ``name`` below the folder."""
-        return self.path / name
+    def open(self, *, block: int = 0) -> BufferedReader:  # noqa: ARG002
+        """Open the file for reading and seeking.
 
-    def open(self, *, block: int = PART) -> BufferedReader:  # noqa: ARG002
-        """Open the file for reading and seeking. ``block`` has no effect."""
+        Args:
+            block: Bytes per request to an object store, 8 MiB by default. The last block is kept in memory.
+        """
         return open_file(self.path)
-
-    @property
-    def local(self) -> Path:
-        """The path."""
-        return self.path
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop) of the file, or fewer if it is shorter."""
@@ -114,118 +121,139 @@ class LocalStorage(Storage):
             file.seek(start)
             return file.read(stop - start)
 
-    def read_tail(self, count: int) -> bytes:
-        """Return the last ``count`` bytes of the file, or all if it is shorter."""
-        with open_file(self.path) as file:
-            file.seek(-min(count, file.seek(0, io.SEEK_END)), io.SEEK_END)
-            return file.read()
+    def read_tagged(self, max_bytes: int) -> tuple[bytes, str | None]:
+        """Return at most ``max_bytes`` bytes of the file, and the tag of this version for :meth:`put`."""
+        return self.read_range(0, max_bytes), None
 
-    def read_tagged(self, max_bytes: int) -> Tagged:
-        """Return at most ``max_bytes`` bytes of the file, without a tag."""
-        with open_file(self.path) as file:
-            return Tagged(file.read(max_bytes), None)
+    # --- writing --------------------------------------------------------------------------------------
 
     @contextmanager
     def publish(self, *, replace: bool = True, sync: bool = True) -> Iterator[HashingFile]:  # noqa: ARG002
-        """Write the file under a temporary name, sync it and rename it. ``replace`` has no effect."""
+        """Open the file for writing so that it appears complete or not at all.
+
+        It is written under a random temporary name in the same folder, synced and renamed. If processes write
+        the same file at the same time, the last one to finish wins. After an exception nothing is left.
+
+        Args:
+            replace: Whether to overwrite an existing object with other content (default: True). Local files
+                are always replaced, because a lock on a local disk cannot be lost.
+            sync: Whether the file survives a power failure (default: True). False is for temporary files that
+                are compared with their digests before they are used again.
+        """
         path = self.path
         make_folder(path.parent)
+        # In the same folder, since only a rename on one disk replaces a file at once.
         temporary = path.with_name(f".{path.name}.{int.from_bytes(os.urandom(6))}{_TEMPORARY_SUFFIX}")
         try:
-            with add_path_to_disk_full(path), create_file(temporary, path) as opened:
-                with HashingFile(opened, path) as file:  # closed while it can still be flushed
-                    yield file
+            with HashingFile(on_disk(_NamedFile, temporary, "xb", path)) as file:
+                yield file
+                file.flush()
+                # Contents before the name: a power failure could leave an empty file under its final name.
                 if sync:
                     with add_path_to_error(path):
-                        sync_file(opened, file.sha256)
+                        on_disk(_sync_file, file)
             on_disk(temporary.replace, path)
         except BaseException:
             with suppress(OSError):  # which would hide the error
                 temporary.unlink()
             raise
+        # Until the folder is synced, a power failure can undo the rename.
         if sync:
             sync_folder(path.parent)
 
-    def put(self, data: bytes, tag: str | None) -> None:  # noqa: ARG002
-        """Replace the file. ``tag`` has no effect: a lock on a local disk cannot be lost."""
+    def put(self, data: bytes, tag: str | None) -> str | None:  # noqa: ARG002
+        """Publish a small file if the stored version still has the given tag; return its new tag.
+
+        Local files have no tags and are always replaced.
+        """
         with self.publish() as file:
             file.write(data)
+        return None
 
-    def append(self, line: bytes, *, max_bytes: int) -> None:  # noqa: ARG002
-        """Append a line to a small log file with a single write. ``max_bytes`` has no effect."""
-        on_disk(self.path.parent.mkdir, exist_ok=True)
-        with open_in_place(self.path) as file, add_path_to_error(self.path):
-            on_disk(file.write, line)
-
-    def extend(self, data: bytes, size: int) -> bool:
-        """Replace everything after the first ``size`` bytes of a file by ``data``, and sync it."""
-        try:
-            status = on_disk(self.path.lstat)
-        except FileNotFoundError:
-            return False
-        if status.st_size < size or status.st_nlink > 1:
-            return False
-        with open_in_place(self.path) as file, add_path_to_error(self.path):
-            on_disk(_replace_end, file, size, data)
-        return True
+    # --- locking --------------------------------------------------------------------------------------
 
     @contextmanager
-    def lock(self, stage: str, folders: Iterable[str], *, shares_work: bool) -> Iterator[HeldLock]:  # noqa: ARG002
-        """Hold the kernel's lock, which is released when the process ends and cannot be lost."""
-        refuse_links(self.path, folders)
+    def lock(self, stage: str, folders: Iterable[str]) -> Iterator[Callable[[], None]]:
+        """Hold the lock of the folder: at most one process writes to it at a time.
+
+        Args:
+            stage: Name of the stage that writes, for messages of other processes.
+            folders: Subfolders that hexdata writes to. Links in them are refused.
+
+        Yields:
+            A function that raises ``StoreLockedError`` if the lock has been lost. It is called before
+            anything is published or removed. A lock on a local disk cannot be lost.
+
+        Raises:
+            StoreLockedError: Another process holds the lock; the message names it.
+            StoreError: A link leads out of the folder.
+        """
+        # First, since creating the folder or opening the lock file would already write through a link.
+        on_disk(_refuse_links, self.path, folders)
         make_folder(self.path)
-        with kernel_lock(self.path / LOCK_NAME, self.path, stage):
-            yield HeldLock(_do_nothing, has_current_work=True)
+        path, holder = self.path / LOCK_NAME, LocalStorage(self.path / HOLDER_NAME)
+        if path.exists():
+            # Raises if a pipe has this name: to open it for writing, as below, would wait for a reader.
+            open_file(path).close()
+        with ExitStack() as stack:
+            with add_path_to_error(path):
+                is_held = on_disk(lambda: stack.enter_context(system.locked(path, wait=False)))
+            if not is_held:
+                known = b""
+                with suppress(OSError):  # the holder removes the file when it ends, which may be now
+                    known = holder.read_range(0, MAX_BYTES)
+                raise locked_error(self.path, known)
+            # After the lock is held, so that only its holder writes this file.
+            with holder.publish(sync=False) as file:
+                file.write(json.dumps({"pid": os.getpid(), "stage": stage}).encode())
+            try:
+                yield lambda: None
+            finally:
+                with suppress(OSError):  # it is only for messages
+                    holder.remove()
 
-    def find_writer(self) -> str | None:
-        """Return a description of the process that holds the lock, or None. Tests it only for a moment."""
-        return find_lock_holder(self.path / LOCK_NAME)
+    # --- removing -------------------------------------------------------------------------------------
 
-    def remove(self, before_request: Callable[[], None] = lambda: None) -> None:  # noqa: ARG002
+    def remove(self) -> None:
         """Remove the file if it exists."""
         on_disk(self.path.unlink, missing_ok=True)
 
-    def remove_tree(
-        self,
-        before_request: Callable[[], None] = lambda: None,  # noqa: ARG002
-        *,
-        durable: bool = False,
-        known: Iterable[str] = (),  # noqa: ARG002
-    ) -> None:
-        """Remove the folder and its contents if it exists. Unless ``durable``, errors are ignored."""
-        if self.is_folder():  # rmtree would block on a pipe
-            if durable:
-                on_disk(_remove_folder, self.path)
-            else:
+    def remove_tree(self, require: Callable[[], None] | None = None) -> None:
+        """Remove the folder and its contents if it exists.
+
+        Args:
+            require: Called before each request to an object store; raises to prevent it. With it, the folder
+                is gone afterwards, also after a crash. Default None: the folder contains unfinished work, so
+                errors of a local disk are ignored, and nothing is synced.
+        """
+        if self.path.is_dir() and not self.path.is_symlink():
+            if require is None:
                 shutil.rmtree(self.path, ignore_errors=True)
-        if durable and self.path.parent.is_dir():
+            else:
+                on_disk(_remove_folder, self.path)
+        if require is not None and self.path.parent.is_dir():
             sync_folder(self.path.parent)
 
     def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:
-        """Remove the temporary files that killed processes left in the folder."""
-        on_disk(self._remove_unfinished, folders)
+        """Remove the temporary files that killed processes left in the folder.
 
-    def _remove_unfinished(self, folders: Iterable[str] | None) -> None:
-        pattern = f".*{_TEMPORARY_SUFFIX}"
-        found = [self.path.rglob(pattern)]
-        if folders is not None:
-            found = [*((self.path / name).rglob(pattern) for name in folders), self.path.glob(pattern)]
-        for paths in found:
-            for path in paths:
+        Call this only on folders that hexdata owns and while no other process writes to them.
+
+        Args:
+            folders: Subfolders to clean with everything below them, besides the files directly in the folder.
+                None (default) for all.
+        """
+
+        def remove() -> None:
+            pattern = f".*{_TEMPORARY_SUFFIX}"
+            searched = [self.path] if folders is None else [self.path / name for name in folders]
+            found = [path for folder in searched for path in folder.rglob(pattern)]
+            for path in (*found, *self.path.glob(pattern)):
+                # The glob alone also matches hidden files that end in .tmp and are not hexdata's.
                 if _TEMPORARY_NAME.fullmatch(path.name):
                     path.unlink(missing_ok=True)
 
-    def unreplaceable(self) -> list[str]:
-        """Return an empty list: local files are always replaced."""
-        return []
-
-    def query_filesystem(self) -> Any:
-        """Return None: DuckDB opens local files itself."""
-        return None
-
-    def is_temporary(self, error: BaseException) -> bool:  # noqa: ARG002
-        """Return False: an error of a disk concerns the file."""
-        return False
+        on_disk(remove)
 
 
 def _status(path: Path) -> os.stat_result | None:
@@ -235,22 +263,127 @@ def _status(path: Path) -> os.stat_result | None:
     except (FileNotFoundError, NotADirectoryError, ValueError):  # the latter for a name with a zero byte
         return None
     except OSError as error:
-        if error.errno != errno.ELOOP:
+        if error.errno == errno.ELOOP:
+            return None
+        raise
+
+
+# --- open files ---------------------------------------------------------------------------------------
+
+
+class _NamedFile(io.FileIO):
+    """A file whose errors name it, and whose reads and writes are tried again after temporary errors."""
+
+    def __init__(self, path: Path, mode: str = "rb", shown: Path | None = None) -> None:
+        self._path = shown or path
+        try:
+            super().__init__(path, mode)
+        except OSError as error:
+            error.filename = str(self._path)  # the user knows no temporary name
             raise
-        return None
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into a writable buffer; return the number of bytes, 0 at the end."""
+        return self._repeat(super().readinto, buffer)
+
+    read = io.RawIOBase.read  # type: ignore[assignment]  # which calls ``readinto``, other than FileIO
+    readall = io.RawIOBase.readall
+
+    def write(self, data: Any) -> int:
+        """Write some bytes and return their number."""
+        return self._repeat(super().write, data)
+
+    def _repeat(self, operation: Callable[[Any], int | None], buffer: Any) -> int:
+        def attempt() -> int:
+            count = operation(buffer)
+            if count is None:  # what Python returns for the error EAGAIN
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            return count
+
+        with add_path_to_error(self._path):
+            return on_disk(attempt)
 
 
-def _replace_end(file: io.FileIO, size: int, data: bytes) -> None:
-    """Replace everything after the first ``size`` bytes of a file, and sync it."""
-    file.truncate(size)
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]
-    os.fsync(file.fileno())
+def open_file(path: Path) -> BufferedReader:
+    """Open a local file for reading. Rejects pipes and devices, which may block or never end.
+
+    Opening and reading are tried again after temporary errors.
+
+    Raises:
+        OSError: The file cannot be opened or is not a regular file.
+    """
+    kind = on_disk(path.stat).st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):  # open() raises its own error for a folder
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return BufferedReader(on_disk(_NamedFile, path))
 
 
-def _do_nothing() -> None:
-    """The kernel guarantees that the lock is still held."""
+def _sync_file(file: HashingFile) -> None:
+    """Sync a file that was created here. After a failure, all of it is written again for the next attempt.
+
+    Linux takes pages that it could not write for written, so that a second sync alone would succeed.
+    """
+    try:
+        os.fsync(file.fileno())
+    except OSError:
+        digest = hashlib.sha256()
+        file.seek(0)
+        with open_file(Path(file.name)) as written:
+            while block := written.read(_BLOCK):
+                digest.update(block)
+                BufferedWriter.write(file, block)  # the digest of the file stays
+        file.flush()
+        if digest.hexdigest() != file.sha256:
+            raise StoreError("the disk returns other bytes than were written", path=file.name) from None
+        raise
+
+
+# --- folders ------------------------------------------------------------------------------------------
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its missing parents so that they survive a power failure."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        on_disk(folder.mkdir, exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Sync ``folder`` so that a new name in it survives a power failure."""
+    with add_path_to_error(folder):
+        on_disk(system.sync_folder, folder)
+
+
+def walk_once(
+    root: Path, onerror: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Walk a folder tree like ``os.walk``, following links, but visit each folder only once.
+
+    Yields:
+        The path of each folder, the list of its subfolders and the names of its files. Subfolders removed
+        from the list are not visited.
+    """
+    visited: set[Path] = set()
+    pending = [root]
+    while pending:
+        folder = pending.pop()
+        try:
+            _, subfolders, names = on_disk(lambda path: next(os.walk(path, onerror=_raise)), folder)
+            resolved = folder.resolve()
+        except OSError as error:
+            if onerror is not None:
+                onerror(error)
+            continue
+        # By resolved path: a link to a folder above would otherwise never end.
+        if resolved not in visited:
+            visited.add(resolved)
+            yield folder, subfolders, names
+            pending += [folder / name for name in reversed(subfolders)]
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _raise_unless_missing(error: OSError) -> None:
@@ -258,28 +391,41 @@ def _raise_unless_missing(error: OSError) -> None:
         raise error
 
 
-def _remove_folder(folder: Path) -> None:
-    """Remove a folder and its contents. The error of a file has its path.
+def _refuse_links(store: Path, folders: Iterable[str]) -> None:
+    """Check that a store contains no links through which a process would write outside of it.
 
-    ``rmtree`` of Python 3.11 gives only its name, and that of Python 3.13 the path of its folder. Files that
-    another process has open on NFS keep their folders until they are closed.
+    Data files may be symbolic links, because they are replaced by renaming and never written through. The
+    path of the store itself may also contain links.
+
+    Args:
+        store: Folder of the store.
+        folders: Folders to check, relative to the store.
+
+    Raises:
+        StoreError: A folder, or a file that is written in place, is a symbolic link.
     """
-    failed: list[str] = []
-
-    def fail(_: object, path: str, raised: Any) -> None:
-        error: OSError = raised[1] if isinstance(raised, tuple) else raised
-        if error.errno != errno.ENOTEMPTY or not _has_only_open_files(path):
-            failed.append(path)
-            error.filename = failed[0]
-            raise error
-
-    if sys.version_info >= (3, 12):
-        shutil.rmtree(folder, onexc=fail)
-    else:
-        shutil.rmtree(folder, onerror=fail)
+    for start in ("", *folders):
+        are_written_in_place = start.startswith(".") or start in ("", "logs")
+        for root, subfolders, names in os.walk(store / start, onerror=_raise_unless_missing):
+            for name in (*subfolders, *(names if are_written_in_place else ())):
+                if (path := Path(root, name)).is_symlink():
+                    reason = "hexdata does not write through symbolic links in a store"
+                    hint = "Replace the link with its target, or remove it, and run the command again."
+                    raise StoreError(reason, path=path, hint=hint)
+            if not start:  # other folders below the store belong to others
+                break
 
 
-def _has_only_open_files(folder: str) -> bool:
-    """Return whether a folder has only files that NFS has renamed because a process has them open."""
-    names = [name for _, _, files in os.walk(folder) for name in files]
-    return bool(names) and all(name.startswith(".nfs") for name in names)
+def _remove_folder(folder: Path) -> None:
+    """Remove a folder and its contents. The error of a file has its path, other than that of ``rmtree``."""
+    # Bottom up: a folder can be removed only when it is empty.
+    for root, folders, names in os.walk(folder, topdown=False, onerror=_raise_unless_missing):
+        for path in (Path(root, name) for name in (*names, *folders)):
+            if path.is_symlink() or not path.is_dir():
+                path.unlink(missing_ok=True)
+        try:
+            Path(root).rmdir()
+        except OSError as error:
+            # NFS renames files that another process has open, which keep their folders until they are closed.
+            if error.errno != errno.ENOTEMPTY or not any(Path(root).rglob(".nfs*")):
+                raise

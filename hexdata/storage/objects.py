@@ -1,336 +1,407 @@
-"""Objects of an object store, through fsspec, with retries."""
+"""Objects of an object store, through fsspec, whose client libraries repeat requests after temporary errors.
+
+S3 compares tags itself, both when objects are read and when they are written (``If-Match``,
+``If-None-Match``). In other stores tags are compared here before a write.
+"""
 
 from __future__ import annotations
 
 import email.utils
 import errno
+import functools
+import hashlib
+import io
+import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from hexdata.storage.base import Changed, HashingFile, HeldLock, Storage, Tagged
-from hexdata.storage.cache_dir import cache_folder
-from hexdata.storage.conditions import current_tag, guards_writes, tag_of, write_if_unchanged
-from hexdata.storage.errors import add_path_to_disk_full, add_path_to_error
-from hexdata.storage.lock import LOCK_NAME, Lease, kernel_lock, machine_id
-from hexdata.storage.reading import (
-    PART,
-    file_system,
-    get_object,
-    list_objects,
-    object_info,
-    open_object,
-    speaks_s3,
-)
-from hexdata.storage.retry import code_of, is_temporary, with_retries
-from hexdata.storage.upload import abort_uploads, upload
-from hexdata.temporary import remove_abandoned, temporary_folder
+from hexdata.errors import StoreError
+from hexdata.retry import RetryPolicy
+from hexdata.storage.address import cache_folder
+from hexdata.storage.errors import ONE_WRITER, Changed, ObjectStoreError, as_object_error, code_of
+from hexdata.storage.local import HashingFile
+from hexdata.storage.lock import LOCK_NAME, hold_lease
+from hexdata.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from upath import UPath
 
-__all__ = ["ObjectStorage"]
+# S3 accepts parts of 5 MiB or more. Each open object keeps one such block in memory.
+PART: Final = 8 << 20
+"""Bytes per request and per uploaded part."""
+_BUFFER: Final = 1 << 17
+"""Bytes per read from the block that is in memory."""
+_PARTS_AT_A_TIME: Final = 2
+"""Limits the memory of an upload."""
+# Longer than the six attempts of the S3 client, about a minute, so that its error is reported.
+_SECONDS: Final = 120.0
+"""Seconds that a request may take, with its repetitions, in addition to those for its bytes."""
+_BYTES_PER_SECOND: Final = 100_000
+_CONFLICTS: Final = RetryPolicy(attempts=8, first_wait=0.1, longest_wait=5.0)
+"""Attempts to write while another conditional request for the same object is running."""
+_CONFLICT: Final = "ConditionalRequestConflict"
+_NOT_MET: Final = ("PreconditionFailed", "412", "409", "NoSuchKey", "404", "NoSuchUpload")
+"""Error codes for a condition that is not met. A missing upload was completed by an earlier attempt."""
 
-_KEYS_PER_REMOVAL: Final = 1000
-"""Maximum number of objects that S3 removes with one request."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ObjectStorage(Storage):
-    """An object, or the objects below a prefix that ends with a slash."""
+class ObjectStorage:
+    """An object, or the objects below a prefix that ends with a slash. See :class:`LocalStorage`."""
 
     path: UPath
-    memory: ClassVar[int] = 48 << 20
-    keeps_work: ClassVar[bool] = False
-
-    @property
-    def _system(self) -> Any:
-        return file_system(self.path)
-
-    def exists(self) -> bool:
-        """Return whether the object, or any object below it, exists."""
-        try:
-            object_info(self._system, self.path.path)
-        except FileNotFoundError:
-            return False
-        return True
-
-    def size(self) -> int | None:
-        """Return the size of the object in bytes, or None if there is no such object."""
-        try:
-            return int(object_info(self._system, self.path.path, folders=False)["size"])
-        except FileNotFoundError:
-            return None
-
-    def is_folder(self) -> bool:
-        """Return False: objects below an address do not prevent an object at this address."""
-        return False
-
-    def version(self) -> str:
-        """Return the tag or version number, else size and time; empty if the object does not exist."""
-        try:
-            info = object_info(self._system, self.path.path, folders=False)
-        except FileNotFoundError:
-            return ""
-        return tag_of(info) or f"{info['size']} {info.get('LastModified') or info.get('created')}"
-
-    def files(self) -> dict[str, int]:
-        """Return the sizes in bytes of the objects below the address, by relative name, sorted."""
-        root = self.path.path.rstrip("/")
-        found = list_objects(self._system, root, recursive=True)
-        if not found and (size := self.size()) is not None:
-            return {"": size}
-        sizes = {
-            key.removeprefix(f"{root}/"): info["size"]
-            for key, info in found.items()
-            if info["type"] == "file" and not key.endswith("/")
-        }
-        return dict(sorted(sizes.items()))
-
-    def names(self) -> list[str]:
-        """Return the names directly below the address, sorted."""
-        root = self.path.path.rstrip("/")
-        found = list_objects(self._system, root, recursive=False)
-        return sorted(name for key in found if (name := key.removeprefix(f"{root}/")))
-
-    def free_space(self) -> None:
-        """Return None: an object store has no limit."""
-
-    def work_path(self, name: str, purpose: str) -> Path:  # noqa: ARG002
-        """Return the folder of this address in the cache folder for ``purpose``."""
-        return cache_folder(purpose, self.path)
-
-    def open(self, *, block: int = PART) -> BufferedReader:
-        """Open the object for reading and seeking, with ``block`` bytes per request."""
-        return open_object(self._system, self.path.path, str(self.path), block=block)
-
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the content in blocks of 8 MiB, with one request for each."""
-        system, path = self._system, self.path.path
-        if not speaks_s3(system):
-            yield from super().blocks()
-            return
-        with add_path_to_error(self.path):
-            try:
-                data, answer = get_object(system, path, Range=f"bytes=0-{PART - 1}")
-            except OSError as error:
-                if _is_empty_range(error):  # the object is empty
-                    return
-                raise
-            size = int(answer.get("ContentRange", f"/{len(data)}").rpartition("/")[2])
-            condition = {"IfMatch": answer["ETag"]} if answer.get("ETag") else {}
-            offset = 0
-            while data:
-                yield data
-                offset += len(data)
-                if offset == size:
-                    return
-                end = min(offset + PART, size) - 1
-                data = get_object(system, path, Range=f"bytes={offset}-{end}", **condition)[0]
-            raise OSError(errno.EIO, f"the answer ends after {offset:,} of {size:,} bytes")
 
     @property
     def local(self) -> None:
         """None: an object has no local path."""
 
-    def read_range(self, start: int, stop: int) -> bytes:
-        """Return bytes [start, stop) of the object, or fewer if it is shorter."""
-        with add_path_to_error(self.path):
-            found: bytes = with_retries(self._system.cat_file, self.path.path, start=start, end=stop)
+    # --- requests -------------------------------------------------------------------------------------
+
+    @property
+    def _is_s3(self) -> bool:
+        return self.path.protocol == "s3"
+
+    def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """Call a method of the file system of fsspec with this path."""
+        with as_object_error(self.path):
+            return getattr(file_system(self.path), method)(self.path.path, *arguments, **named)
+
+    def _ask_s3(self, method: str, *, size: int, **arguments: Any) -> dict[str, Any]:
+        """Send a request for this object with the S3 client; return the answer, with its content as ``data``.
+
+        Args:
+            method: Method of the client.
+            size: Bytes that are sent or received.
+            arguments: Arguments besides the bucket and the key.
+        """
+        from aiohttp import ClientPayloadError
+        from fsspec.asyn import sync  # type: ignore[import-untyped]  # loads fsspec
+
+        system = file_system(self.path)
+        bucket, _, key = str(self.path.path).partition("/")
+
+        async def request() -> dict[str, Any]:
+            # botocore repeats requests, but not those whose answer, content or error, breaks off.
+            for is_last in (False, False, True):
+                answer: dict[str, Any] = {}
+                try:
+                    answer = dict(await system._call_s3(method, Bucket=bucket, Key=key, **arguments))
+                    if "Body" in answer:
+                        async with answer["Body"] as body:
+                            answer["data"] = await body.read()
+                    return answer
+                except Exception as error:
+                    if is_last or not (answer or isinstance(error, ClientPayloadError)):
+                        raise
+            raise AssertionError
+
+        with as_object_error(self.path):
+            return dict(sync(system.loop, request, timeout=_seconds(size)))
+
+    def info(self) -> dict[str, Any]:
+        """Return the properties of the object, such as "size".
+
+        Raises:
+            FileNotFoundError: There is no such object. S3 needs one request also then.
+        """
+        if self._is_s3:
+            answer = self._ask_s3("head_object", size=0)
+            return {**answer, "size": answer["ContentLength"]}
+        found: dict[str, Any] = self._ask("info")
+        if found["type"] != "file":  # objects below the address
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
         return found
 
-    def read_tail(self, count: int) -> bytes:
-        """Return the last ``count`` bytes of the object, or all if it is shorter."""
-        system, path = self._system, self.path.path
-        with add_path_to_error(self.path):
-            if not speaks_s3(system):
-                found: bytes = with_retries(system.tail, path, count)
-                return found
-            try:
-                return get_object(system, path, Range=f"bytes=-{count}")[0]
-            except OSError as error:
-                if not _is_empty_range(error):
-                    raise
-            return get_object(system, path)[0][-count:]  # it is empty, or, for rclone, shorter
+    def listing(self, *, recursive: bool) -> dict[str, dict[str, Any]]:
+        """Return the properties of the objects below the address, by their names relative to it, sorted.
 
-    def read_tagged(self, max_bytes: int) -> Tagged:
-        """Read the object, at most ``max_bytes``, and the tag of its version."""
-        if speaks_s3(self._system):
-            data, answer = get_object(self._system, self.path.path, max_bytes)
-            return Tagged(data, tag_of(answer))
-        return with_retries(self._read_tagged, max_bytes)  # type: ignore[no-any-return]
+        An object at the address itself has an empty name if there is none below.
 
-    def _read_tagged(self, max_bytes: int) -> Tagged:
-        info = object_info(self._system, self.path.path)
-        tag = tag_of(info)
-        part = {"start": 0, "end": max_bytes} if info["size"] > max_bytes else {}
-        data: bytes = self._system.cat_file(self.path.path, **part)
-        if tag_of(self._system.info(self.path.path)) != tag:
-            raise TimeoutError(f"{self.path}: replaced while it was being read")
-        return Tagged(data, tag)
+        Args:
+            recursive: Whether to list objects in subfolders; otherwise, subfolders are listed as such.
+        """
+        try:
+            found = self._ask("find" if recursive else "ls", detail=True)
+        except FileNotFoundError:
+            return {}
+        infos = found.values() if isinstance(found, dict) else found
+        own = str(self.path.path).rstrip("/")
+        if found and list(found) == [own]:
+            return {"": found[own]}
+        return {
+            info["name"].removeprefix(f"{own}/"): info
+            for info in sorted(infos, key=lambda info: str(info["name"]))
+            if info["name"].startswith(f"{own}/") and info["name"] != f"{own}/"
+        }
+
+    # --- properties -----------------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        """Return whether the object, or any object below it, exists."""
+        with suppress(FileNotFoundError):
+            return bool(self._ask("info"))
+        return False
+
+    def size(self) -> int | None:
+        """Return the size of the object in bytes, or None if there is no such object."""
+        with suppress(FileNotFoundError):
+            return int(self.info()["size"])
+        return None
+
+    def version(self) -> str:
+        """Return the tag of the object; empty if it does not exist."""
+        with suppress(FileNotFoundError):
+            return tag_of(self.info()) or ""
+        return ""
+
+    def files(self) -> dict[str, int]:
+        """Return the sizes in bytes of the objects below the address, by relative name, sorted.
+
+        Empty objects that mark a folder are omitted.
+        """
+        return {
+            name: int(one["size"])
+            for name, one in self.listing(recursive=True).items()
+            if one["type"] == "file" and (one["size"] or not name.endswith("/"))
+        }
+
+    def names(self) -> list[str]:
+        """Return the names directly below the address, sorted."""
+        return [name.rstrip("/") for name in self.listing(recursive=False)]
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    def open(self, *, block: int = PART) -> BufferedReader:
+        """Open one version of the object for reading and seeking, with ``block`` bytes per request."""
+        info = self.info()
+        # With the tag: from S3, all parts are of the version that was opened, or the request fails.
+        read = functools.partial(self.read_version, tag_of(info))
+        return BufferedReader(ObjectReader(read, int(info["size"]), block), _BUFFER)
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop) of the object, or fewer if it is shorter."""
+        return self._read(start, stop)[0]
+
+    def read_tagged(self, max_bytes: int) -> tuple[bytes, str | None]:
+        """Return at most ``max_bytes`` bytes of the object, and the tag of its version for :meth:`put`."""
+        return self._read(0, max_bytes)
+
+    def read_version(self, tag: str | None, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop) of the version with a tag, which must have them.
+
+        Raises:
+            ObjectStoreError: The object has been replaced, or the request failed.
+        """
+        data = self._read(start, stop, tag)[0] if start < stop else b""
+        if len(data) != stop - start:
+            found = f"{len(data):,} of {stop - start:,} bytes from {start:,} on: the object was replaced"
+            raise ObjectStoreError(errno.EIO, found, str(self.path))
+        return data
+
+    def _read(self, start: int, stop: int, tag: str | None = None) -> tuple[bytes, str | None]:
+        """Return a range of the object and its tag; of S3, of the version with the given tag only."""
+        if not self._is_s3:
+            tag = tag_of(self.info())  # before the bytes: if replaced meanwhile, ``put`` refuses the tag
+            return self._ask("cat_file", start=start, end=stop), tag
+        part = {"Range": f"bytes={start}-{stop - 1}"} | ({"IfMatch": tag} if tag else {})
+        try:
+            answer = self._ask_s3("get_object", size=stop - start, **part)
+        except OSError as error:
+            if code_of(error) not in ("InvalidRange", "416"):
+                raise
+            return b"", tag_of(self.info())  # the object ends before
+        return answer["data"], tag_of(answer)
+
+    # --- writing --------------------------------------------------------------------------------------
 
     @contextmanager
     def publish(self, *, replace: bool = True, sync: bool = True) -> Iterator[HashingFile]:  # noqa: ARG002
-        """Write a temporary local file, upload it and compare the object with it. ``sync`` has no effect."""
-        with temporary_folder("upload", cache_folder("temporary")) as folder, add_path_to_disk_full(folder):
+        """Write a temporary local file and upload it. The client sends checksums, which the store compares.
+
+        Args:
+            replace: Whether to overwrite an existing object with other content (default: True). False
+                protects an object from a process that has lost the store's lock without noticing.
+            sync: No effect.
+
+        Raises:
+            StoreError: Another object exists and ``replace`` is false.
+        """
+        with temporary_folder("upload", cache_folder("temporary")) as folder:
             local = folder / "object"
-            with local.open("xb") as opened, HashingFile(opened) as file:
+            # The object is uploaded when it is complete, so that an error of the caller publishes nothing.
+            with HashingFile(io.FileIO(local, "x")) as file:
                 yield file
-            upload(local, self.path, replace=replace)
+                size = file.tell()
+            options: dict[str, Any] = {}
+            if self._is_s3:
+                options = {"chunksize": PART, "max_concurrency": _PARTS_AT_A_TIME}
+                options |= {"mode": "overwrite" if replace else "create", "timeout": _seconds(size)}
+            try:
+                # Only the S3 client has a condition for uploads, the mode "create".
+                if not (replace or self._is_s3) and self.exists():
+                    raise Changed(str(self.path))
+                self._write_if_unchanged(lambda: self._upload(local, **options))
+            except Changed:  # by an attempt whose answer was lost, a killed run, or another process
+                with self.open() as stored:
+                    is_same = hashlib.file_digest(stored, "sha256").hexdigest() == file.sha256
+                if not is_same:
+                    reason = "the object differs from what was written"
+                    raise StoreError(reason, path=self.path, hint=ONE_WRITER) from None
+
+    def _upload(self, local: Path, **options: Any) -> None:
+        with as_object_error(self.path):
+            file_system(self.path).put_file(str(local), self.path.path, **options)
 
     def put(self, data: bytes, tag: str | None) -> str | None:
         """Put a small object if the stored version still has the given tag; return the new tag.
 
-        Stores with the S3 protocol check this themselves. In a store without conditional puts the tag is
-        compared first, so another process can still write between the comparison and the put.
+        In a store other than S3, another process can still write between the comparison of the tags and the
+        put.
+
+        Args:
+            data: New content.
+            tag: Expected tag, or None if no object may exist.
 
         Raises:
             Changed: The store has another version.
             OSError: The request failed.
         """
-        system, path = self._system, self.path.path
-
-        def request(condition: dict[str, str]) -> str | None:
-            if speaks_s3(system):
-                bucket, key, _ = system.split_path(path)
-                put = with_retries(
-                    system.call_s3, "put_object", Bucket=bucket, Key=key, Body=data, **condition
-                )
-                return str(put["ETag"])
-            with_retries(system.pipe_file, path, data)
-            return current_tag(system, path)
-
         try:
-            return write_if_unchanged(system, path, tag, request)
+            if self._is_s3:
+                condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
+                put = functools.partial(self._ask_s3, "put_object", size=len(data), Body=data, **condition)
+                return tag_of(self._write_if_unchanged(put))
+            if self.version() != (tag or ""):
+                raise Changed(str(self.path))
+            self._ask("pipe_file", data)
+            return self.version()
         except Changed:
-            try:
-                current = self.read_tagged(len(data) + 1)  # a longer object must differ
-            except FileNotFoundError:
-                current = None
-            if current is None or current.data != data:
-                raise
-            return current.tag  # written by an earlier attempt whose response was lost
+            with suppress(FileNotFoundError):
+                current, new_tag = self.read_tagged(len(data) + 1)  # a longer object must differ
+                if current == data:
+                    return new_tag  # written by an earlier attempt whose answer was lost
+            raise
 
-    def append(self, line: bytes, *, max_bytes: int) -> None:
-        """Replace the object by its last ``max_bytes`` bytes and the line."""
-        try:
-            before = self.read_tail(max_bytes)
-        except FileNotFoundError:
-            before = b""
-        with self.publish() as file:
-            file.write(before + line)
+    def _write_if_unchanged(self, request: Callable[[], T]) -> T:
+        """Return the result of a request that writes the object on a condition.
 
-    def extend(self, data: bytes, size: int) -> bool:  # noqa: ARG002
-        """Return False: an object cannot be extended."""
-        return False
-
-    @contextmanager
-    def lock(self, stage: str, folders: Iterable[str], *, shares_work: bool) -> Iterator[HeldLock]:  # noqa: ARG002
-        """Hold a lease, and a kernel lock that shows at once when a process of this machine has ended."""
-        folder = cache_folder("locks")
-        folder.mkdir(parents=True, exist_ok=True)
-        with kernel_lock(cache_folder("locks", self.path), self.path, stage):
-            machine = machine_id(folder)
-            work = "store" if shares_work else machine
-            file = ObjectStorage(self.path / LOCK_NAME)
-            lease = Lease(self.path, file, file.age, file.guards_writes, stage, machine, work)
-            with lease.held():
-                yield HeldLock(lease.require, lease.has_current_work)
-
-    def guards_writes(self, data: bytes) -> bool:
-        """Return whether the store rejects writes of this object if their condition is not met.
-
-        Args:
-            data: Current content of the object, which is written again if the store ignores conditions.
+        Raises:
+            Changed: The condition is not met.
         """
-        return guards_writes(self._system, self.path.path, data)
+        try:
+            return _CONFLICTS.call(request, is_temporary=lambda error: code_of(error) == _CONFLICT)
+        except OSError as error:
+            if code_of(error) in _NOT_MET:
+                raise Changed(str(self.path)) from error
+            raise
+
+    # --- locking --------------------------------------------------------------------------------------
+
+    def lock(self, stage: str, _folders: Iterable[str]) -> AbstractContextManager[Callable[[], None]]:
+        """Hold a lease. See :meth:`LocalStorage.lock`."""
+        return hold_lease(self.path, ObjectStorage(self.path / LOCK_NAME), stage)
 
     def age(self) -> float:
         """Return the age of the object in seconds, by the store's own clock if it is available."""
-        if not speaks_s3(self._system):
-            return float(time.time() - with_retries(self._system.modified, self.path.path).timestamp())
-        bucket, key, _ = self._system.split_path(self.path.path)
-        found = with_retries(self._system.call_s3, "head_object", Bucket=bucket, Key=key)
+        if not self._is_s3:
+            return float(time.time() - self._ask("modified").timestamp())
+        found = self._ask_s3("head_object", size=0)
         now = email.utils.parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
         return float((now - found["LastModified"]).total_seconds())
 
-    def find_writer(self) -> None:
-        """Return None: a reader cannot tell a current lease from one that has just ended."""
+    # --- removing -------------------------------------------------------------------------------------
 
-    def remove(self, before_request: Callable[[], None] = lambda: None) -> None:
-        """Remove the object if it exists. ``UPath.unlink`` would interpret the name as a pattern."""
+    def remove(self) -> None:
+        """Remove the object if it exists."""
+        with suppress(FileNotFoundError):
+            self._ask("rm_file")
 
-        def request() -> None:
-            before_request()
-            self._system.rm_file(self.path.path)
+    def remove_tree(self, require: Callable[[], None] | None = None) -> None:
+        """Remove all objects below the address."""
+        for name in filter(None, self.listing(recursive=True)):
+            if require is not None:
+                require()
+            ObjectStorage(self.path / name).remove()
 
-        try:
-            with_retries(request)
-        except FileNotFoundError:
-            return
+    def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:
+        """Do nothing: unfinished uploads in parts are left to a lifecycle rule of the bucket."""
 
-    def remove_tree(
-        self,
-        before_request: Callable[[], None] = lambda: None,
-        *,
-        durable: bool = False,  # noqa: ARG002
-        known: Iterable[str] = (),
+
+def file_system(path: UPath) -> Any:
+    """Return the fsspec file system of a path. s3fs repeats nothing itself, because botocore does."""
+    system = path.fs
+    system.retries = 1
+    return system
+
+
+def tag_of(info: dict[str, Any]) -> str | None:
+    """Return the tag in the properties of an object, or None if there is none."""
+    if tag := info.get("ETag"):
+        return '"' + str(tag).strip('"') + '"'  # rclone lists tags without their quotes
+    found = info.get("etag") or info.get("generation") or info.get("created")
+    return None if found is None else str(found)
+
+
+def _seconds(size: int) -> float:
+    """Return the time that a request may take. aiohttp waits forever for a server that stops reading."""
+    return _SECONDS + size / _BYTES_PER_SECOND
+
+
+class ObjectReader(io.RawIOBase):
+    """Reads one version of an object, ahead by one block.
+
+    Args:
+        read: Returns the bytes from an offset to another.
+        size: Size of the object.
+        block: Bytes to request in addition to those that are asked for.
+        user: Returns the user of the reader, each of whom has an offset and a block. Default: always 0.
+    """
+
+    def __init__(
+        self, read: Callable[..., bytes], size: int, block: int = PART, user: Callable[[], int] = int
     ) -> None:
-        """Remove all objects below the address, with one request for many objects if the store allows it."""
-        root = self.path.path.rstrip("/")
-        listed = [key for key in list_objects(self._system, self.path.path, recursive=True) if key]
-        keys = list(dict.fromkeys([*listed, *(f"{root}/{name}" for name in known)]))
-        if not speaks_s3(self._system):
-            for key in keys:
-                ObjectStorage(self.path / key.removeprefix(root).lstrip("/")).remove(before_request)
-            return
-        for start in range(0, len(keys), _KEYS_PER_REMOVAL):
-            self._remove_keys(keys[start : start + _KEYS_PER_REMOVAL], before_request)
+        from fsspec.caching import ReadAheadCache  # type: ignore[import-untyped]  # loads fsspec
 
-    def _remove_keys(self, keys: list[str], before_request: Callable[[], None]) -> None:
-        """Remove objects of an S3 store with one request."""
-        bucket = self._system.split_path(self.path.path)[0]
-        names = [{"Key": key.removeprefix(f"{bucket}/")} for key in keys]
+        self._size = size
+        self._user = user
+        self._offsets: dict[int, int] = {}
+        self._blocks: dict[int, Any] = defaultdict(lambda: ReadAheadCache(block, read, size))
 
-        def request() -> None:
-            before_request()
-            answer = self._system.call_s3(
-                "delete_objects", Bucket=bucket, Delete={"Objects": names, "Quiet": True}
-            )
-            for error in answer.get("Errors", []):
-                number = errno.EACCES if error.get("Code") == "AccessDenied" else errno.EIO
-                raise OSError(number, f"{error.get('Key')}: {error.get('Code')}: {error.get('Message')}")
+    def readable(self) -> bool:
+        """Return True."""
+        return True
 
-        with add_path_to_error(self.path):
-            with_retries(request)
-        self._system.invalidate_cache()
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
 
-    def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:  # noqa: ARG002
-        """Abort unfinished uploads, and remove the local files of uploads of killed processes."""
-        remove_abandoned(cache_folder("temporary"))
-        abort_uploads(self.path)
+    def tell(self) -> int:
+        """Return the offset."""
+        return self._offsets.get(self._user(), 0)
 
-    def unreplaceable(self) -> list[str]:
-        """Return the relative names of the objects below the address."""
-        root = self.path.path.rstrip("/")
-        found = list_objects(self._system, root, recursive=True)
-        return sorted(key.removeprefix(f"{root}/") for key in found if not key.endswith("/"))
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to an offset and return it."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence]
+        self._offsets[self._user()] = start + offset
+        return start + offset
 
-    def query_filesystem(self) -> Any:
-        """Return a read-only file system that caches the properties of objects."""
-        from hexdata.storage.query_filesystem import QueryFileSystem  # loads fsspec
+    def readinto(self, buffer: Any) -> int:
+        """Fill a writable buffer from the offset on; return the number of bytes."""
+        start = self.tell()
+        stop = max(start, min(start + len(buffer), self._size))
+        if stop > start:
+            buffer[: stop - start] = self._blocks[self._user()]._fetch(start, stop)
+        self._offsets[self._user()] = stop
+        return stop - start
 
-        return QueryFileSystem(self._system, self.path.protocol)
-
-    def is_temporary(self, error: BaseException) -> bool:
-        """Return whether the object store may answer later, so that nothing is known about the object."""
-        return is_temporary(error)
-
-
-def _is_empty_range(error: OSError) -> bool:
-    """Return whether a store has no byte of a requested range."""
-    return code_of(error) in ("InvalidRange", "416")
+    def close(self) -> None:
+        """Release the blocks."""
+        self._blocks.clear()
+        super().close()

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from hexdata.checks import check_location
-from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError, StoreLockedError
-from hexdata.retry import attempts_of
-from hexdata.storage import (
-    LOCK_NAME,
-    AnyPath,
-    as_path,
-    is_address,
-    make_folder,
-    storage_of,
-    sync_folder,
-    translate_errors,
-)
-from hexdata.store.commands import (
-    MAX_RECORD_BYTES,
-    RunRecord,
-    read_record,
-    record_path,
-    run_command,
-    stage_command,
-    store_argument,
-)
-from hexdata.store.disk_space import translate_disk_full
-from hexdata.store.manifest import MANIFEST_NAME, Manifest
-from hexdata.store.parquet import ParquetFiles, read_parquet
+import msgspec
+import pyarrow as pa
 
-__all__ = ["STAGES", "Store"]
+from hexdata.checks import check_location
+from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
+from hexdata.storage import AnyPath, as_path, is_address, local_work, storage_of, translate_errors
+from hexdata.storage.local import make_folder, sync_folder
+from hexdata.storage.lock import LOCK_NAME
+from hexdata.store.commands import RunRecord, read_record, record_path, run_command, stage_command
+from hexdata.store.files import write_bytes
+from hexdata.store.journal import journaled
+from hexdata.store.manifest import MANIFEST_NAME, Manifest
+from hexdata.store.parquet import ParquetRows, read_parquet
 
 _WORK_NAME: Final = ".work"
-_LOGS: Final = "logs"
-_FIRST_FOLDERS: Final = {"positions", "games", "sources", "rejected", _LOGS}
-"""Folders that the first run creates before the manifest exists."""
-_FOLDERS: Final = (*_FIRST_FOLDERS, "shuffled", "shards", "pickles", _WORK_NAME)
-"""All folders that hexdata creates in a store."""
 STAGES: Final = {
     "convert": ("positions", "games", "sources", "rejected"),
     "shuffle": ("shuffled",),
@@ -52,6 +31,10 @@ STAGES: Final = {
     "pickles-shuffled": ("pickles/shuffled",),
 }
 """The stages that write files, and the folders they write, relative to the store."""
+_FIRST_FOLDERS: Final = {*STAGES["convert"], "logs"}
+"""Folders that the first run creates before the manifest exists."""
+_FOLDERS: Final = (*_FIRST_FOLDERS, "shuffled", "shards", "pickles", _WORK_NAME)
+"""All folders that hexdata creates in a store."""
 _INPUT_FOLDERS: Final = {
     "shuffle": ("games", "positions"),
     "export": ("shuffled",),
@@ -78,7 +61,7 @@ class Store:
     def __init__(self, path: str | AnyPath, manifest: Manifest, *, shares_work: bool = False) -> None:
         self.path = as_path(path)
         self.manifest = manifest
-        self.shares_work = shares_work or storage_of(self.path).keeps_work
+        self.shares_work = shares_work or not is_address(self.path)
         """True if unfinished work is kept in the store, so that other machines can see it."""
         self.require_lock: Callable[[], None] = lambda: None
         """Raises ``StoreLockedError`` if the lock, held for writing, has been lost."""
@@ -98,9 +81,11 @@ class Store:
             ConfigError: ``path`` is not a path or a valid address.
         """
         folder = _check_path(path)
-        with translate_errors(folder):  # a missing bucket or denied access is not reported as a missing store
+        with translate_errors():  # a missing bucket or denied access is not reported as a missing store
             store = cls(folder, Manifest.load(folder), shares_work=shares_work)
-            if store.work == folder / _WORK_NAME and storage_of(store.work / _READY / MANIFEST_NAME).exists():
+            if not is_address(folder) and storage_of(store.work / _READY / MANIFEST_NAME).size() is not None:
+                # Taking the lock finishes the replacement. In a store that is read-only or locked, the reader
+                # uses what it finds.
                 with suppress(OSError, StoreError), store._locked("replace"):
                     pass  # a process was killed while it replaced files
             return store
@@ -118,22 +103,20 @@ class Store:
             ConfigError: ``path`` is not a path or a valid address.
         """
         folder = _check_path(path)
-        new = cls(folder, Manifest(), shares_work=shares_work)
-        with translate_disk_full(folder):
-            if storage_of(folder / MANIFEST_NAME).exists():
+        storage = storage_of(folder)
+        with translate_errors(folder):
+            if storage_of(folder / MANIFEST_NAME).size() is not None:
                 return cls.open(folder, shares_work=shares_work)
-            is_file = storage_of(folder).size() is not None
-            is_started = not is_file and _is_started(new)
-        if is_file:
-            raise StoreError("a store must be a folder, but this is a file", path=folder)
-        if not is_started:
-            raise StoreError(
-                "this folder contains files but is not a store",
-                path=folder,
-                expected="a new or an empty folder, or a store",
-                hint="Choose another folder for the store; it is the last argument of `hexdata convert`.",
-            )
-        return new
+            is_file, all_names = storage.size() is not None, storage.names()
+        # Hidden files, such as .DS_Store, do not count as content.
+        names = {name for name in all_names if not name.startswith(".")}
+        was_begun = not {LOCK_NAME, _WORK_NAME}.isdisjoint(all_names)  # its first run was interrupted
+        # A killed first run leaves some of these folders. The lock or the work shows that they are hexdata's.
+        if is_file or (names and not (was_begun and names <= _FIRST_FOLDERS)):
+            found = "this is a file" if is_file else "this folder contains files but is not a store"
+            hint = "Choose another folder as the last argument of `hexdata convert`."
+            raise StoreError(f"a store needs a new folder: {found}", path=folder, hint=hint)
+        return cls(folder, Manifest(), shares_work=shares_work)
 
     @property
     def work(self) -> AnyPath:
@@ -141,23 +124,16 @@ class Store:
 
         For an object store it is a folder on this machine, unless other machines share the work.
         """
-        if self.shares_work:
-            return self.path / _WORK_NAME
-        return storage_of(self.path).work_path(_WORK_NAME, "work")
-
-    @property
-    def work_disk(self) -> AnyPath:
-        """Path on the disk of the unfinished work."""
-        return self.path if self.shares_work else self.work
+        return self.path / _WORK_NAME if self.shares_work else local_work(self.path, _WORK_NAME)
 
     def files(self, folder: str) -> list[AnyPath]:
         """Return the absolute paths of the manifest's files below ``folder``, sorted."""
         return [(self.path / name).resolve() for name in self.manifest.files_in(folder)]
 
-    def rows(self, folder: str) -> ParquetFiles:
+    def rows(self, folder: str) -> ParquetRows:
         """Return the Parquet files of the manifest below ``folder``, sorted, as a sequence of rows."""
         files = [(self.path / name, facts.rows) for name, facts in self.manifest.files_in(folder).items()]
-        return ParquetFiles(files)
+        return ParquetRows.of(files)
 
     def missing(self, folder: str) -> Iterator[str]:
         """Yield the names of the manifest's files below ``folder`` that are missing or have another size.
@@ -184,35 +160,13 @@ class Store:
         Raises:
             StoreError: The stage has not been run, or its inputs have changed since.
         """
-        lineage = self.manifest.stages.get(stage)
-        if lineage is None:
-            raise StoreError(
-                f"this store has no {stage} stage yet",
-                path=self.path,
-                hint=f"Run `{self.next_command(stage)}`.",
-            )
-        if stage in _INPUT_FOLDERS and lineage["of"] != self.input_digest(stage):
-            raise StoreError(
-                f"the {stage} stage is older than the {_INPUT_FOLDERS[stage][-1]}",
-                path=self.path,
-                hint=f"Run `{self.next_command(stage)}`.",
-            )
-
-    def _require_permission(self) -> None:
-        """Check that the system allows this user to write to the folder of the store, if it is local.
-
-        Raises:
-            StoreError: The store is read-only.
-        """
-        local = storage_of(self.path).local
-        if local is not None and local.is_dir() and not os.access(local, os.W_OK):
-            raise StoreError(
-                "the store is read-only",
-                path=self.path,
-                found="no permission to write to its folder",
-                hint=f"Change the permissions with `chmod -R u+w {store_argument(self.path)}`, mount the "
-                "disk for writing, or copy the store to a folder of your own, and run the command again.",
-            )
+        lineage, fault = self.manifest.stages.get(stage), f"this store has no {stage} stage yet"
+        if lineage is not None and lineage["of"] != self.input_digest(stage):
+            newer = _INPUT_FOLDERS[stage][-1].replace("shuffled", "shuffled positions")
+            fault = f"the {stage} stage is older than the {newer} of the store"
+        elif lineage is not None:
+            return
+        raise StoreError(fault, path=self.path, hint=f"Run `{self.next_command(stage)}`.")
 
     def unfinished(self, stage: str) -> RunRecord | None:
         """Return the options of the run of a stage that has begun and not finished; None if there is none."""
@@ -224,36 +178,12 @@ class Store:
         if run is not None:
             return run_command(stage, self.path, run)
         again = stage_command(stage, lineage, self.path)
+        # Objects cannot be renamed, so a stage replaces a result there only with --replace.
         return f"{again} --replace" if lineage and stage != "convert" and is_address(self.path) else again
 
     @contextmanager
-    def _recording(self, stage: str, run: RunRecord) -> Iterator[None]:
-        """Keep the options of a run until it has finished, for the command that resumes it.
-
-        Each run appends a line, so a killed run always leaves its options or those of the run before.
-        """
-        path, before = record_path(self.work, stage), self.unfinished(stage)
-
-        def record(options: RunRecord) -> None:
-            line = json.dumps(asdict(options)).encode() + b"\n"
-            storage_of(path).append(line, max_bytes=MAX_RECORD_BYTES)
-
-        if isinstance(path.parent, Path):
-            make_folder(path.parent)
-        record(run)
-        try:
-            yield
-        except BaseException as error:
-            if isinstance(error, _REFUSALS) and before is not None:
-                record(before)
-            elif isinstance(error, _REFUSALS) or not storage_of(self.work / stage).names():
-                storage_of(path).remove()
-            raise
-        storage_of(path).remove()
-
-    @contextmanager
-    def writing(self, stage: str, run: RunRecord | None = None) -> Iterator[None]:
-        """Hold the store's lock and read the current manifest.
+    def writing(self, stage: str, run: RunRecord | None = None) -> Iterator[Callable[..., None]]:
+        """Hold the store's lock, read the current manifest and measure the run for the journal.
 
         Incomplete files of killed processes are removed first.
 
@@ -261,73 +191,73 @@ class Store:
             stage: Name of the stage that writes, for the message of other processes.
             run: Options of the run, for the command that resumes it. Default None: the defaults.
 
+        Yields:
+            A function to call with ``positions``, ``bytes`` and ``resumed`` when the manifest is published.
+
         Raises:
             StoreLockedError: Another process holds the lock; the message names it.
             StoreError: A link leads out of the store, the disk fails, or the schema version is an older one.
             BudgetError: The disk is full.
         """
-        self._require_permission()
+        options = RunRecord({}) if run is None else run
+        # Arrow's default allocator, mimalloc, retains more and more freed memory; the system's returns it.
+        pool = pa.default_memory_pool()
         try:
-            with self._locked(stage), self._recording(stage, run or RunRecord({})):
-                yield
+            with self._locked(stage), journaled(self.path, stage) as finish:
+                before = self.unfinished(stage)
+                self._keep(stage, options)
+                pa.set_memory_pool(pa.system_memory_pool())
+                try:
+                    yield finish
+                except BaseException as error:
+                    # Without any unfinished file there is nothing to resume.
+                    resumes = options if storage_of(self.work / stage).names() else None
+                    # The same command would be refused again, so the one that resumes is that before.
+                    self._keep(stage, before if isinstance(error, _REFUSALS) else resumes)
+                    raise
+                self._keep(stage, None)
         except _REFUSALS:
+            # Only now, since the lock that was held until here is a file in the folder that may be removed.
             self._remove_refused()
             raise
+        finally:
+            pa.set_memory_pool(pool)
+
+    def _keep(self, stage: str, run: RunRecord | None) -> None:
+        """Keep the options of a run until it has finished, for the command that resumes it; None for none.
+
+        A killed run always leaves its options or those of the run before.
+        """
+        path = record_path(self.work, stage)
+        if run is None:
+            storage_of(path).remove()
+        else:
+            write_bytes(path, msgspec.json.encode(run))
 
     @contextmanager
     def _locked(self, stage: str) -> Iterator[None]:
         """Hold the lock, remove incomplete files and read the manifest, as in :meth:`writing`."""
-        held = storage_of(self.path).lock(stage, _FOLDERS, shares_work=self.shares_work)
-        with translate_disk_full(self.work_disk), held as lock:
-            if not lock.has_current_work:
-                storage_of(self.work).remove_tree()  # out of date: other machines have written since
-            storage_of(self.path).remove_unfinished(_FOLDERS)
+        storage = storage_of(self.path)
+        with translate_errors(self.work), storage.lock(stage, _FOLDERS) as require_lock:
+            # Under the lock no other process writes here, so these files are of killed processes.
+            storage.remove_unfinished(_FOLDERS)
             self._replace_files()
             if storage_of(self.path / MANIFEST_NAME).size() is not None:
                 self.manifest = Manifest.load(self.path)
-            self.manifest.before_saving = self.require_lock = lock.require
-            store_answers = True
+            self.manifest.before_saving = self.require_lock = require_lock
             try:
                 yield
-            except BaseException as error:
-                store_answers = not is_address(self.path) or attempts_of(error) is None
-                raise
             finally:
-                if store_answers:
-                    with suppress(StoreLockedError):  # the files now belong to another process
-                        lock.require()
-                        storage_of(self.path).remove_unfinished(_FOLDERS)  # of killed workers on any machine
+                storage.remove_unfinished(_FOLDERS)  # of killed workers, on a local disk
 
-    def target_of(self, stage: str, *, replace: bool) -> AnyPath:
-        """Return the folder in which a stage writes its files, with their names in the store.
+    def replace_files(self, new: Path) -> None:
+        """Replace files of a local store by those of a folder with their names, also its manifest.
 
-        This is the store, or a folder of the unfinished work if there is a result that stays until the new
-        one is published. :meth:`publish` then replaces it.
-
-        Args:
-            stage: Name of the stage in the manifest.
-            replace: Whether the user allows that the present result is removed first.
-
-        Raises:
-            ConfigError: There is a result in an object store, which must be removed first.
+        Once the folder has been renamed, a later process finishes what follows.
         """
-        if replace or stage not in self.manifest.stages:
-            return self.path
-        if is_address(self.path):
-            raise ConfigError(
-                f"the store has a result of {stage}, and objects cannot be renamed to replace it",
-                path=self.path,
-                hint="Run the command with --replace, which removes the result first.",
-            )
-        return self.work / stage / "new"
-
-    def publish(self, target: AnyPath) -> None:
-        """Publish the manifest and the files in a folder of :meth:`target_of`."""
-        self.manifest.save(target)
-        if target != self.path:
-            # From now on, a later process finishes what follows.
-            Path(str(target)).replace(str(self.work / _READY))
-            self._replace_files()
+        # This rename decides: before it the old result stays, after it any process completes the new one.
+        new.replace(str(self.work / _READY))
+        self._replace_files()
 
     def _replace_files(self) -> None:
         """Move the files of a complete result to their places, the manifest last, also after a kill."""
@@ -337,74 +267,43 @@ class Store:
             return
         sync_folder(ready.parent)  # a power failure must not remove the result after the old files
         for folder in (folder for folders in STAGES.values() for folder in folders):
+            # After a kill, folders that were already moved are no longer here and are skipped.
             if (ready / folder).exists():
-                storage_of(store / folder).remove_tree(durable=True)
+                # A folder cannot be renamed to the name of one that contains files.
+                storage_of(store / folder).remove_tree(self.require_lock)
                 make_folder((store / folder).parent)
                 (ready / folder).replace(store / folder)
                 sync_folder((store / folder).parent)
+        # Last: as long as the manifest is in the folder of the result, the next process repeats these steps.
         (ready / MANIFEST_NAME).replace(store / MANIFEST_NAME)
         sync_folder(store)
         storage_of(ready).remove_tree()
 
     def _remove_refused(self) -> None:
         """Remove a local folder in which a refused run has published nothing, since it is not a store."""
-        local, known = storage_of(self.path).local, {LOCK_NAME, _WORK_NAME, _LOGS}
+        local = storage_of(self.path).local
+        # The files of an interrupted convert stay, so that it can be resumed.
         if local is None or self.unfinished("convert") is not None:
             return
-        if {path.name for path in local.iterdir()} <= known:
-            storage_of(self.work).remove_tree()
-            storage_of(local / _LOGS).remove_tree()
+        if {path.name for path in local.iterdir()} <= {LOCK_NAME, _WORK_NAME, "logs"}:
+            for name in (_WORK_NAME, "logs"):
+                storage_of(local / name).remove_tree()
             storage_of(local / LOCK_NAME).remove()
             with suppress(OSError):
                 local.rmdir()
 
-    def unpublish(self, *folders: str) -> None:
-        """Remove folders of the store: their files from the manifest, which is saved, and then from the disk.
-
-        The caller must hold the lock.
-
-        Raises:
-            OSError: As for :meth:`remove`.
-            StoreLockedError: As for :meth:`remove`.
-        """
-        listed, prefixes = self.manifest.files, tuple(f"{folder}/" for folder in folders)
-        self.manifest.files = {name: facts for name, facts in listed.items() if not name.startswith(prefixes)}
-        self.manifest.save(self.path)
-        for folder, prefix in zip(folders, prefixes, strict=True):
-            self.remove(folder, [name.removeprefix(prefix) for name in listed if name.startswith(prefix)])
-
-    def remove(self, folder: str, known: Iterable[str] = ()) -> None:
+    def remove(self, folder: str) -> None:
         """Remove a folder of the store, so that it is gone even after a crash. The caller must hold the lock.
 
         Args:
             folder: Name of the folder.
-            known: Names of files below it, which the listing of an object store may lack if they are new.
-                Default: none.
 
         Raises:
             OSError: A file could not be removed.
             StoreLockedError: The lock has been lost, so another process may have written there.
         """
         self.require_lock()
-        storage_of(self.path / folder).remove_tree(self.require_lock, durable=True, known=known)
-
-    def keep_only(self, folder: str, names: Container[str]) -> None:
-        """Remove all objects below a folder except the given ones.
-
-        Interrupted runs leave such objects behind, and an existing object would block a new one. On a disk
-        nothing is removed, because new files replace old ones.
-
-        Args:
-            folder: Folder, relative to the store.
-            names: Objects to keep, relative to the store.
-
-        Raises:
-            StoreLockedError: The lock has been lost.
-        """
-        for name in storage_of(self.path / folder).unreplaceable():
-            if f"{folder}/{name}" not in names:
-                self.require_lock()
-                storage_of(self.path / folder / name).remove(self.require_lock)
+        storage_of(self.path / folder).remove_tree(self.require_lock)
 
 
 def _check_path(path: str | AnyPath) -> AnyPath:
@@ -418,16 +317,5 @@ def _check_path(path: str | AnyPath) -> AnyPath:
     try:
         os.fsencode(str(path)).decode("utf-8")
     except UnicodeDecodeError:
-        raise StoreError(
-            "the path of a store must be valid UTF-8", found=ascii(str(path)), hint="Choose another folder."
-        ) from None
+        raise StoreError("the path of a store must be valid UTF-8", found=ascii(str(path))) from None
     return as_path(path)
-
-
-def _is_started(store: Store) -> bool:
-    """Return whether a folder without a manifest is new or empty, or its first run was interrupted."""
-    names = {name for name in storage_of(store.path).names() if not name.startswith(".")}
-    return not names or (
-        names <= _FIRST_FOLDERS
-        and any(storage_of(store.path / name).exists() for name in (LOCK_NAME, _WORK_NAME))
-    )

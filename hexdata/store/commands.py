@@ -1,35 +1,50 @@
-"""Command lines that messages recommend, built from the options with which a stage was run."""
+"""What messages recommend: the command line of a stage, and what to do about what is at a path.
+
+Command lines are built from the options with which a stage was run.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from contextlib import suppress
+from dataclasses import fields
+from difflib import get_close_matches
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from msgspec import field
 
 from hexdata.errors import StoreError
-from hexdata.storage import AnyPath
+from hexdata.json_models import Model, as_model, read_json
+from hexdata.storage import AnyPath, storage_of
+from hexdata.storage.errors import fault_behind
 from hexdata.store.files import read_bounded
-from hexdata.strict_json import load_json
 from hexdata.text import shell_word
 
-__all__ = [
-    "MAX_RECORD_BYTES",
-    "RunRecord",
-    "command_line",
-    "read_record",
-    "record_path",
-    "run_command",
-    "stage_command",
-    "store_argument",
-]
+MANIFEST_NAME: Final = "manifest.json"
+STORE_KIND: Final = "hexdata store"
+"""Value of the key ``kind`` in the manifest of a store."""
+SOURCE_NAMES: Final = re.compile(
+    r".+\.((examples|hexworld|hsgf|moves|pickle|pkl|sgf|trmph)(\.gz)?|npz)|.*playhex.*\.json(\.gz)?",
+    re.IGNORECASE,
+)
+"""Names of the files that ``convert`` reads in a folder."""
+RECORDED_OPTIONS: Final = {
+    "convert": ["val", "test", "salvage", "truncate_repeats", "variations", "format", "alphazero_convention"],
+    "export": ["shard_size", "block_size", "layout"],
+    "pickles-original": ["order", "level"],
+    "pickles-shuffled": ["order", "level"],
+}
+"""Options of stages that the manifest records under their own names: those that determine an export."""
+# A message about a wrong path must not wait for a walk over millions of files.
+_MAX_LISTED: Final = 10_000
+"""Maximum number of names that are looked at in a folder."""
 
-MAX_RECORD_BYTES: Final = 1 << 16
-"""Maximum size of the record of a run."""
 
-
-@dataclass(frozen=True)
-class RunRecord:
+class RunRecord(Model, frozen=True):
     """The options of a run of a stage that has begun, as the store keeps them until it is finished.
 
     Attributes:
@@ -43,9 +58,11 @@ class RunRecord:
     @classmethod
     def of(cls, options: Any, inputs: Sequence[AnyPath] = ()) -> RunRecord:
         """Return the record of a run with these options, an instance of an options class."""
-        given = {each.name: (getattr(options, each.name), each.default) for each in fields(options)}
-        given.pop("inputs", None)  # of a config
-        changed = {name: value for name, (value, default) in given.items() if value != default}
+        changed = {
+            each.name: value
+            for each in fields(options)
+            if (value := getattr(options, each.name)) != each.default and each.name != "inputs"  # of a config
+        }
         if "memory" in changed:
             changed["memory"] = f"{changed['memory']}B"  # a size without a unit would be ambiguous
         return cls(changed, [str(path.absolute()) for path in inputs])
@@ -67,11 +84,10 @@ def command_line(verb: str, *paths: str | AnyPath, **options: Any) -> str:
     """
     words = ["hexdata", verb, *map(store_argument, paths)]
     for name, value in options.items():
-        if value is None or value is False:
-            continue
-        words.append(shell_word(f"--{name.replace('_', '-')}"))
-        if value is not True:
-            words.append(shell_word(value if isinstance(value, str) else json.dumps(value)))
+        if value is not None and value is not False:
+            words.append(shell_word(f"--{name.replace('_', '-')}"))
+            if value is not True:
+                words.append(shell_word(value if isinstance(value, str) else json.dumps(value)))
     return " ".join(words)
 
 
@@ -84,20 +100,20 @@ def stage_command(stage: str, lineage: Mapping[str, Any], store: str | AnyPath) 
         store: Path or address of the store.
     """
     if stage == "shuffle":
+        # The option is the number of buckets of the largest split. Those of the other splits follow from it.
         buckets = max(lineage.get("buckets", {}).values(), default=None)
         options = {"seed": lineage.get("seed"), "buckets": buckets, **lineage.get("choices", {})}
     else:
-        names = {
-            "convert": ("val", "test", "salvage", "truncate_repeats"),
-            "export": ("shard_size", "block_size", "layout"),
-        }.get(stage, ("level",))
-        options = {name: lineage.get(name) for name in names}
-    return _line(stage, store, ["INPUT..."], options)
+        options = {name: lineage.get(name) for name in RECORDED_OPTIONS[stage]}
+    return run_command(stage, store, RunRecord(options, ["INPUT..."]))
 
 
 def run_command(stage: str, store: str | AnyPath, run: RunRecord) -> str:
-    """Return the command line of a run that has begun."""
-    return _line(stage, store, run.inputs, run.options)
+    """Return the command line of a run with these options and, for ``convert``, inputs."""
+    if stage.startswith("pickles-"):
+        options = {"format": "pickle", **run.options, "order": stage.removeprefix("pickles-")}
+        return command_line("export", store, **options)
+    return command_line(stage, *(run.inputs if stage == "convert" else ()), store, **run.options)
 
 
 def record_path(work: AnyPath, stage: str) -> AnyPath:
@@ -108,15 +124,90 @@ def record_path(work: AnyPath, stage: str) -> AnyPath:
 def read_record(work: AnyPath, stage: str) -> RunRecord | None:
     """Return the options of the run of a stage that has begun and not finished; None if there is none."""
     path = record_path(work, stage)
+    with suppress(OSError, StoreError):  # a record that is damaged is of no use
+        return as_model(RunRecord, read_json(read_bounded(path)[0], path), what="the record of a run")
+    return None
+
+
+# --- what is at a path ---------------------------------------------------------------------------------
+
+
+def describe(path: Path) -> tuple[str, str]:
+    """Return what is at a local path in words, and what to do if a store is expected there.
+
+    Reads names, and the manifest if there is one. The advice has a command or a path that works.
+    """
+    manifest, run = manifest_kind(path), read_record(path / ".work", "convert")
+    # Relative parents first, so that the advice has the form of the path that the user gave.
+    above = [*path.parents, *path.absolute().parents]
+    store = next((folder for folder in above if manifest_kind(folder) == "store"), None)
+    names = [] if path.is_file() else [n for n in storage_of(path).names() if not n.startswith(".")]
+    below = next((path / name for name in names if manifest_kind(path / name) == "store"), None)
+    kind = "a file" if path.is_file() else "a folder of files"
+    files = [path] if path.is_file() else islice(path.rglob("*"), _MAX_LISTED)
+    create = f"Create one with `{command_line('convert', 'INPUT...', path)}`."
+    if manifest == "store":
+        return "a store", _run("info", path)
+    if manifest == "shards":
+        return "a folder of shards", _run("load", path) if store is None else _meant(store)
+    # Before the tests for a damaged store: an interrupted first convert also has tables and no manifest.
+    if run is not None:
+        return "the first convert was interrupted", f"Run `{run_command('convert', path, run)}`."
+    if store is not None:
+        return "a part of a store" if path.exists() else "there is no such folder or file", _meant(store)
+    if not path.exists():
+        near = [path.parent / name for name in get_close_matches(path.name, storage_of(path.parent).names())]
+        meant = next((_meant(each) for each in near if manifest_kind(each) == "store"), None)
+        return "there is no such folder or file", meant or f"Check the path. {create}"
+    if manifest_kind(path.parent) == "shards":
+        return "a file beside shards", _meant(path.parent)
+    # The folders of the tables without a manifest show that there was a store.
+    if manifest is not None or {"positions", "games", "sources"} <= {*names}:
+        again = command_line("convert", "INPUT...", f"{path}-again")
+        hint = f"Restore manifest.json from a copy, or convert the sources into a new store: `{again}`."
+        return "a damaged store, without a manifest of one", hint
+    if below is not None:
+        return "a folder that contains a store", _meant(below)
+    if any(SOURCE_NAMES.fullmatch(each.name) for each in files):
+        new = path.with_name(f"{path.name.partition('.')[0]}-store") if path.name else "STORE"
+        return f"{kind} that can be converted", _run("convert", path, new)
+    if path.suffix.lower() == ".toml":
+        return "a file, perhaps a config", _run("run", path)
+    if path.is_file():
+        return kind, "Give the folder of a store."
+    # The latter also of a first convert that was killed before it had recorded its options.
+    return f"{'a' if names else 'an empty'} folder with no manifest", create
+
+
+def no_store_error(path: AnyPath, expected: str = "a hexdata store") -> StoreError:
+    """Return the error for a path at which there is no store, with what there is and what to do."""
+    local, create = storage_of(path).local, command_line("convert", "INPUT...", "STORE")
+    of_address = "there is no manifest of one", f"Create one with `{create}`."
+    found, hint = of_address if local is None else describe(local)
+    return StoreError(f"not {expected}: {found}", path=path, hint=hint)
+
+
+def manifest_kind(folder: AnyPath) -> Literal["store", "shards", "other"] | None:
+    """Return whose manifest a folder has; None if there is none.
+
+    Raises:
+        StoreError: An object store fails.
+    """
     try:
-        last = read_bounded(path).splitlines()[-1]
-        return load_json(RunRecord, last, path, max_bytes=MAX_RECORD_BYTES)
-    except (OSError, IndexError, StoreError):  # a record that is damaged is of no use
+        data, _ = read_bounded(folder / MANIFEST_NAME)
+    except (OSError, StoreError) as error:
+        if fault_behind(error):  # further requests would fail too, after their own retries
+            raise
         return None
+    # Of the bytes, since a damaged manifest is one, too. Stages of a store also have a block size.
+    if f'"{STORE_KIND}"'.encode() in data:
+        return "store"
+    return "shards" if b'"block_size"' in data else "other"
 
 
-def _line(stage: str, store: str | AnyPath, inputs: Sequence[str], options: Mapping[str, Any]) -> str:
-    if stage.startswith("pickles-"):
-        order = stage.removeprefix("pickles-")
-        return command_line("export", store, format="pickle", **{"order": order, **options})
-    return command_line(stage, *(inputs if stage == "convert" else ()), store, **options)
+def _run(verb: str, *paths: str | Path) -> str:
+    return f"Run `{command_line(verb, *paths)}`."
+
+
+def _meant(path: Path) -> str:
+    return f"Did you mean {store_argument(path)}?"

@@ -1,42 +1,38 @@
 """The journal ``STORE/logs/stages.jsonl``: one line of JSON for each finished run of a stage.
 
-The journal is not part of the dataset. It is separate from the manifest, which contains no clock times. A
+The journal is not part of the dataset. The manifest cannot contain it: equal inputs give equal manifests, and
+a run takes another time each time. Nor can a ledger, which is removed with the other files of its run. A
 journal that is damaged or cannot be written never stops a stage or a reader.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
 
 from hexdata import __version__
 from hexdata.errors import StoreError
-from hexdata.pool import resident_bytes
+from hexdata.json_models import Count, Model, as_model, read_json
 from hexdata.storage import AnyPath, storage_of
-from hexdata.strict_json import Count, Within, load_json
-
-__all__ = ["JOURNAL_NAME", "JournalEntry", "StageRun", "journaled", "read_journal"]
+from hexdata.store.files import may_be_missing
+from hexdata.system import resident_bytes
 
 JOURNAL_NAME: Final = "logs/stages.jsonl"
-_SAMPLE_SECONDS: Final = 0.25
-"""Seconds between two memory measurements."""
-_MAX_LINE_BYTES: Final = 1 << 12
-"""Maximum bytes of a valid line."""
+_SAMPLE_SECONDS: Final = 0.5
+"""Seconds between two memory measurements, each of which reads all processes of the machine."""
+_Text = Annotated[str, Meta(max_length=64)]
 _READ_BYTES: Final = 1 << 20
-"""Number of bytes read from the end of the journal: some thousand runs."""
+"""Maximum size of a journal before a line is added: some thousand runs."""
 
 
-@dataclass(frozen=True)
-class JournalEntry:
+class JournalEntry(Model, frozen=True):
     """One finished run of a stage.
 
     Attributes:
@@ -45,121 +41,84 @@ class JournalEntry:
         seconds: Time from taking the lock to publishing the manifest.
         positions: Number of positions in the result.
         bytes: Size of the files of the result.
-        peak_bytes: Highest resident memory of this process and its children together, measured four times a
+        peak_bytes: Highest resident memory of this process and its children together, measured twice a
             second.
         resumed: Whether the run continued an interrupted one and so did only part of the work.
         version: Version of hexdata.
     """
 
-    stage: str
-    finished: str
-    seconds: Annotated[float, Within(0, 1 << 62)]
+    stage: _Text
+    finished: _Text
+    seconds: Annotated[float, Meta(ge=0, le=1 << 62)]
     positions: Count
     bytes: Count
     peak_bytes: Count
     resumed: bool
-    version: str
-
-
-class StageRun:
-    """A run of a stage in progress. It is recorded only if ``finish`` is called."""
-
-    def __init__(self, store: AnyPath, stage: str) -> None:
-        self._path = store / JOURNAL_NAME
-        self._stage = stage
-        self._begin = time.perf_counter()
-        self._facts: dict[str, Any] | None = None
-
-    def finish(self, *, positions: int, bytes: int, resumed: bool = False) -> None:  # noqa: A002
-        """Set the result of the stage, after the manifest has been published.
-
-        Args:
-            positions: Number of positions in the result.
-            bytes: Size of the files of the result.
-            resumed: Whether the run continued an interrupted one (default: False).
-        """
-        self._facts = {"positions": positions, "bytes": bytes, "resumed": resumed}
-
-    def record(self, peak_bytes: int) -> None:
-        """Append the line to the journal if the run has finished; warn if it cannot be written."""
-        if self._facts is None:
-            return
-        entry = JournalEntry(
-            stage=self._stage,
-            finished=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-            seconds=round(time.perf_counter() - self._begin, 3),
-            peak_bytes=peak_bytes,
-            version=__version__,
-            **self._facts,
-        )
-        line = json.dumps(asdict(entry)).encode() + b"\n"
-        try:
-            storage_of(self._path).append(line, max_bytes=_READ_BYTES)
-        except (OSError, StoreError) as error:
-            warnings.warn(
-                f"the stage is complete, but its line in the journal was not written: {error}", stacklevel=4
-            )
+    version: _Text
 
 
 @contextmanager
-def journaled(store: AnyPath, stage: str) -> Iterator[StageRun]:
-    """Measure a run of a stage and append it to the journal if it finishes.
+def journaled(store: AnyPath, stage: str) -> Iterator[Callable[..., None]]:
+    """Measure a run of a stage and append it to the journal, if the run gives its result and does not raise.
 
     Args:
         store: Folder or address of the store, which this process has locked.
         stage: Name of the stage in the manifest.
+
+    Yields:
+        A function to call with ``positions``, ``bytes`` and ``resumed`` when the manifest is published.
     """
-    run = StageRun(store, stage)
-    with _MemorySampler() as memory:
-        yield run
-    run.record(memory.peak)
+    result: dict[str, Any] = {}
+    begin, peak, stopped = time.perf_counter(), resident_bytes(), threading.Event()
+
+    def measure() -> None:
+        nonlocal peak
+        while not stopped.wait(_SAMPLE_SECONDS):
+            peak = max(peak, resident_bytes())
+
+    # Sampled, since the system records a peak for each process, not for all of them together.
+    sampler = threading.Thread(target=measure, name="hexdata-memory", daemon=True)
+    sampler.start()
+    try:
+        yield result.update
+    finally:
+        stopped.set()
+        sampler.join()
+    # Runs shorter than an interval are measured at their beginning and end only.
+    peak = max(peak, resident_bytes())
+    # ``finish`` was not called: the result existed already.
+    if not result:
+        return
+    finished = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    seconds = round(time.perf_counter() - begin, 3)
+    entry = JournalEntry(stage, finished, seconds, peak_bytes=peak, version=__version__, **result)
+    with may_be_missing("the journal"):
+        # Written again as a whole: objects cannot be appended to, and a kill would leave half a line.
+        before = _read(store)
+        if before and not before.endswith(b"\n"):  # a cut file: this line must not become part of its last
+            before += b"\n"
+        with storage_of(store / JOURNAL_NAME).publish() as file:
+            file.write(before + msgspec.json.encode(entry) + b"\n")
 
 
 def read_journal(store: AnyPath) -> list[JournalEntry]:
     """Return the runs in the journal, oldest first; an empty list if there is no journal.
 
-    Lines that are damaged or were written by a release with other fields are skipped. Of a very large
-    journal, only the last part is read.
+    Lines that are damaged or were written by a release with other fields are skipped.
     """
-    try:
-        with storage_of(store / JOURNAL_NAME).open() as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - _READ_BYTES, 0))
-            content = file.read(_READ_BYTES)
-    except OSError:
-        return []
-    found = [_parse_entry(line) for line in content.splitlines()]
-    return [entry for entry in found if entry is not None]
+    found: list[JournalEntry] = []
+    with suppress(OSError):
+        for line in _read(store).splitlines():
+            with suppress(StoreError):
+                entry = as_model(JournalEntry, read_json(line, JOURNAL_NAME), what="a line of the journal")
+                found.append(entry)
+    return found
 
 
-def _parse_entry(line: bytes) -> JournalEntry | None:
-    try:
-        return load_json(JournalEntry, line, JOURNAL_NAME, max_bytes=_MAX_LINE_BYTES)
-    except StoreError:
-        return None
-
-
-class _MemorySampler:
-    """Measures the peak resident memory of this process and its children in a background thread."""
-
-    def __init__(self) -> None:
-        self.peak = 0
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._sample, name="hexdata-memory", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stopped.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        while True:
-            self.peak = max(self.peak, resident_bytes())
-            if self._stopped.wait(_SAMPLE_SECONDS):
-                self.peak = max(self.peak, resident_bytes())
-                return
+def _read(store: AnyPath) -> bytes:
+    """Return the end of the journal; empty if there is none."""
+    with suppress(FileNotFoundError):
+        # A journal has at most this size plus one line; a larger file is not read whole. A line that is cut
+        # at the beginning is skipped by ``read_journal``.
+        return storage_of(store / JOURNAL_NAME).read_range(0, 2 * _READ_BYTES)[-_READ_BYTES:]
+    return b""

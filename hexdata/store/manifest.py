@@ -3,63 +3,56 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
+from msgspec import field as json_field
+from msgspec.structs import asdict
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import StoreError
+from hexdata.json_models import Count, HexDigest, Model, as_model, read_json
 from hexdata.order import ORDER_VERSION
 from hexdata.schema import MAX_EXTRAS, SCHEMA_VERSION, TARGETS, is_target
-from hexdata.storage import AnyPath, Changed, storage_of
-from hexdata.store.files import FileFacts, canonical_json
-from hexdata.store.location import MANIFEST_NAME, no_store_error
-from hexdata.strict_json import (
-    MAX_JSON_BYTES,
-    PLAIN_NAME,
-    AtMost,
-    Count,
-    HexDigest,
-    Matching,
-    Within,
-    check_value,
-    parse_json,
-    shortened,
-)
+from hexdata.storage import AnyPath, storage_of
+from hexdata.storage.errors import ONE_WRITER, Changed
+from hexdata.store.commands import MANIFEST_NAME as MANIFEST_NAME
+from hexdata.store.commands import STORE_KIND, no_store_error
+from hexdata.store.files import FileFacts, canonical_json, check_identity, read_bounded
 
-__all__ = ["MANIFEST_NAME", "Manifest", "StoreFile"]
-
-_KIND: Final = "hexdata store"
-"""Schema versions of stores that this release reads. It writes only the last one."""
+_VERSIONS: Final = {"schema_version": SCHEMA_VERSION, "order_version": ORDER_VERSION}
 _HINT: Final = "Restore manifest.json from a copy, or convert the sources into a new store."
-
 _SPLITS: Final = "(?:train|val|test)"
-_SOURCE_NAME: Final = PLAIN_NAME.replace("\\\\", "")
-"""Part of a source's name. It may contain backslashes, which also escape bytes that are not UTF-8."""
+_SOURCE_PART: Final = r"(?!(?:[^/]*\\)?\.{1,2}(?:[/\\]|\Z))[^/\x00]+"
+"""Part of a source's name. It may contain backslashes, which also escape bytes that are not UTF-8, except
+around ``..``, since they separate parts in Windows."""
+_BUCKET_NAME: Final = rf"shuffled/{_SPLITS}/bucket-[0-9]{{6,9}}\.parquet"
+# The end is ``\Z``, since ``$`` would also accept a name with a final newline.
 _FILE_NAME: Final = (
     r"^(?:(?:sources|rejected|games|positions)/part-[0-9]{6,9}\.parquet"
-    rf"|shuffled/{_SPLITS}/bucket-[0-9]{{6,9}}\.parquet"
+    r"|positions/part-[0-9]{6,9}-[0-9]{1,3}\.parquet"
+    rf"|{_BUCKET_NAME}"
     rf"|shards/(?:manifest\.json|{_SPLITS}-[0-9]{{6,9}}\.tar)"
     rf"|pickles/shuffled/{_SPLITS}/(?:shuffled_[0-9]{{4,9}}\.pkl\.gz|shuffling_progress\.json)"
-    rf"|pickles/original(?:/{_SOURCE_NAME})+)$"
+    rf"|pickles/original(?:/{_SOURCE_PART})+)\Z"
 )
-StoreFile = Annotated[str, Matching(_FILE_NAME, "the path of a file that hexdata writes")]
-"""A path relative to the store."""
-_Split = Literal["train", "val", "test"]
-_Fraction = Annotated[float, Within(0, 1)]
-_Targets = Annotated[list[str], AtMost(len(TARGETS) + MAX_EXTRAS)]
+# 4,096 bytes are the longest path of Linux.
+StoreFile = Annotated[str, Meta(pattern=_FILE_NAME, max_length=4096)]
+"""A path relative to the store of a file that hexdata writes."""
+_Split = Annotated[str, Meta(pattern=rf"^{_SPLITS}\Z")]
+_Option = Annotated[str, Meta(pattern=r"^[a-z_]{1,32}\Z")]
+"""Name of an option of ``SelectionOptions``, which checks that it exists."""
+_Fraction = Annotated[float, Meta(ge=0, le=1)]
+_COUNTED: Final = ("games", "positions", "rejected", "sources")
+"""The tables whose rows are counted."""
+_Targets = Annotated[list[str], Meta(max_length=len(TARGETS) + MAX_EXTRAS)]
 
 
-@dataclass(frozen=True)
-class _TableCounts:
-    games: Count = 0
-    positions: Count = 0
-    rejected: Count = 0
-    sources: Count = 0
-
-
-@dataclass(frozen=True)
-class _ConvertStage:
+class _ConvertStage(Model, frozen=True):
     val: _Fraction
     test: _Fraction
     records: Count
@@ -67,40 +60,30 @@ class _ConvertStage:
     rejected: Count
     salvage: bool = False
     truncate_repeats: bool = False
+    variations: Literal["main"] | None = None
+    format: str | None = None
+    alphazero_convention: str | None = None
 
 
-@dataclass(frozen=True)
-class _ShuffleStage:
+class _ShuffleStage(Model, frozen=True):
     of: HexDigest
     seed: int
     order_version: Count
     positions: Count
     rejected: Count
     splits: dict[_Split, Count]
-    buckets: dict[_Split, Annotated[int, Within(1, 1_000_000)]]
-    choices: dict[
-        Literal[
-            "where",
-            "dedup",
-            "per_game",
-            "per_game_by",
-            "balance_by",
-            "stratify_by",
-            "assign",
-        ],
-        str | int,
-    ]
-    left_out: dict[Literal["where", "dedup", "per_game", "balance_by"], Count]
+    buckets: dict[_Split, Annotated[int, Meta(ge=1, le=1_000_000)]]
+    choices: dict[_Option, str | int]
+    left_out: dict[_Option, Count]
+    policies: dict[_Split, Count]
+    """Number of positions with a policy."""
     targets: _Targets | None = None
     """Optional columns of the buckets."""
-    policies: dict[_Split, Count] | None = None
-    """Number of positions with a policy. Not in manifests of earlier releases."""
-    removed: dict[StoreFile, FileFacts] | None = None
+    removed: dict[Annotated[str, Meta(pattern=rf"^{_BUCKET_NAME}\Z")], FileFacts] | None = None
     """Buckets that an export removes or has removed. They are not among the files of the manifest."""
 
 
-@dataclass(frozen=True)
-class _ExportStage:
+class _ExportStage(Model, frozen=True):
     of: HexDigest
     shard_size: Count
     block_size: Count
@@ -112,38 +95,50 @@ class _ExportStage:
     digest: HexDigest
 
 
-@dataclass(frozen=True)
-class _PicklesStage:
+class _PicklesStage(Model, frozen=True):
     of: HexDigest
     order: Literal["original", "shuffled"]
-    level: Annotated[int, Within(0, 9)]
+    level: Annotated[int, Meta(ge=0, le=9)]
     positions: Count
     rejected: Count
     files: Count
 
 
-@dataclass(frozen=True)
-class _Stages:
+class _Stages(Model, frozen=True):
     convert: _ConvertStage | None = None
     shuffle: _ShuffleStage | None = None
     export: _ExportStage | None = None
-    pickles_original: _PicklesStage | None = field(default=None, metadata={"key": "pickles-original"})
-    pickles_shuffled: _PicklesStage | None = field(default=None, metadata={"key": "pickles-shuffled"})
+    pickles_original: _PicklesStage | None = json_field(default=None, name="pickles-original")
+    pickles_shuffled: _PicklesStage | None = json_field(default=None, name="pickles-shuffled")
+
+    def __post_init__(self) -> None:
+        if (self.export or self.pickles_shuffled) and not self.shuffle:
+            raise ValueError("an export without the stage shuffle that it depends on")
 
 
-@dataclass(frozen=True)
-class _ManifestFile:
-    """The schema of manifest.json."""
+class _ManifestFile(Model, frozen=True):
+    """The content of manifest.json."""
 
     kind: str
     schema_version: int
     order_version: int
-    board_size: Annotated[int, Within(MIN_SIZE, MAX_SIZE)] | None
-    counts: _TableCounts
+    board_size: Annotated[int, Meta(ge=MIN_SIZE, le=MAX_SIZE)] | None
+    counts: dict[Annotated[str, Meta(pattern=rf"^(?:{'|'.join(_COUNTED)})\Z")], Count]
     files: dict[StoreFile, FileFacts]
     stages: _Stages
     targets: _Targets
-    digest: HexDigest | None = None
+
+    def __post_init__(self) -> None:
+        shuffle = self.stages.shuffle
+        if shuffle and shuffle.removed and any(name.startswith("shuffled/") for name in self.files):
+            raise ValueError("removed buckets beside existing ones")
+        if self.counts.get("positions") and self.board_size is None:
+            raise ValueError("positions but no board_size")
+        for targets in (self.targets, (shuffle and shuffle.targets) or []):
+            # DuckDB does not distinguish upper and lower case in names of columns.
+            distinct = len({name.lower() for name in targets}) == len(targets)
+            if not distinct or targets != sorted(targets) or not all(map(is_target, targets)):
+                raise ValueError(f"targets that are no sorted, distinct optional columns: {targets}")
 
 
 @dataclass
@@ -161,7 +156,7 @@ class Manifest:
     """
 
     board_size: int | None = None
-    counts: dict[str, int] = field(default_factory=lambda: asdict(_TableCounts()))
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
     files: dict[str, FileFacts] = field(default_factory=dict)
     stages: dict[str, dict[str, Any]] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
@@ -177,76 +172,48 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         try:
-            data, tag = storage_of(path).read_tagged(MAX_JSON_BYTES + 1)
+            data, tag = read_bounded(path)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise no_store_error(folder) from error
-        except OSError as error:
-            raise StoreError(
-                "the manifest cannot be read",
-                path=path,
-                found=error.strerror or error,
-                hint="Check the disk and the permissions of the file, and run the command again.",
-            ) from error
-        content = parse_json(data, path, what="the manifest", hint=_HINT)
-        if isinstance(content, dict) and "block_size" in content:
-            raise no_store_error(folder)  # the manifest of shards
-        if not isinstance(content, dict) or content.get("kind") != _KIND:
-            raise StoreError("the manifest is not that of a hexdata store", path=path, hint=_HINT)
-        for name, known in (("schema_version", SCHEMA_VERSION), ("order_version", ORDER_VERSION)):
-            if content.get(name) != known or isinstance(content[name], bool):
-                raise StoreError(
-                    f"the store has another {name}",
-                    path=path,
-                    found=shortened(repr(content.get(name))),
-                    expected=known,
-                    hint="Read it with the hexdata release that wrote it, or convert the sources again.",
-                )
-        _check_digest(content, path)
-        checked = check_value(_ManifestFile, content, path, what="the manifest", hint=_HINT)
+        content = read_json(data, path, what="the manifest", hint=_HINT)
+        # The kind first: the manifest of another program, or of shards, is no damaged store.
+        if not isinstance(content, dict) or content.get("kind") != STORE_KIND:
+            raise no_store_error(folder)
+        # The versions before the fields, since other versions may have other fields.
+        check_identity(content, path, _digest, _VERSIONS, what="the manifest", hint=_HINT)
+        read = as_model(_ManifestFile, content, path, what="the manifest", hint=_HINT)
+        counts = dict.fromkeys(_COUNTED, 0) | read.counts
         stages = {name: stage for name, stage in content["stages"].items() if stage is not None}
-        _check_stages(checked, path)
-        _check_targets(checked, path)
-        return cls(
-            board_size=checked.board_size,
-            counts=asdict(checked.counts),
-            files=dict(checked.files),
-            stages=stages,
-            targets=tuple(checked.targets),
-            tag=tag,
-        )
+        return cls(read.board_size, counts, read.files, stages, tuple(read.targets), tag)
 
     def save(self, folder: AnyPath) -> None:
         """Publish the manifest. This is the last step of every stage.
 
         Raises:
-            StoreError: In an object store, another process has published a manifest since this one was read.
+            StoreError: In an object store, another process has published a manifest since this one was read;
+                or a stage has recorded what :meth:`load` would refuse.
             StoreLockedError: The store's lock has been lost.
         """
-        content = {
-            "kind": _KIND,
-            "schema_version": SCHEMA_VERSION,
-            "order_version": ORDER_VERSION,
-            "board_size": self.board_size,
-            "counts": self.counts,
-            "files": {name: facts.to_json() for name, facts in self.files.items()},
-            "stages": self.stages,
-            "targets": list(self.targets),
-        }
+        facts = {name: getattr(self, name) for name in ("board_size", "counts", "stages", "targets")}
+        files = {name: asdict(each) for name, each in self.files.items()}
+        content = {"kind": STORE_KIND, **_VERSIONS, **facts, "files": files}
+        path = folder / MANIFEST_NAME
+        # A stage that records what no reader accepts would make the whole store unreadable.
+        as_model(_ManifestFile, content, path, what="the new manifest")
         content["digest"] = _digest(content)
+        data = canonical_json(content)
+        # As late as possible: a process that is suspended can lose its lease at any moment.
         self.before_saving()
-        path, data = folder / MANIFEST_NAME, canonical_json(content)
         try:
             self.tag = storage_of(path).put(data, self.tag)
         except Changed as error:
-            raise StoreError(
-                "another process has changed this store in the meantime; nothing was published",
-                path=path,
-                hint="Make sure that only one process writes to the store, and run the command again.",
-            ) from error
+            reason = "another process has changed this store in the meantime; nothing was published"
+            raise StoreError(reason, path=path, hint=ONE_WRITER) from error
 
     def files_in(self, folder: str) -> dict[str, FileFacts]:
-        """Return the files below ``folder`` (relative, such as ``"positions"``), sorted by path."""
-        return {name: self.files[name] for name in sorted(self.files) if name.startswith(f"{folder}/")}
+        """Return the files below ``folder`` (relative, such as "positions"), ordered by their numbers."""
+        names = (name for name in self.files if name.startswith(f"{folder}/"))
+        return {name: self.files[name] for name in sorted(names, key=_numbers)}
 
     @property
     def removed_buckets(self) -> dict[str, FileFacts]:
@@ -281,89 +248,22 @@ class Manifest:
             folders: The folders.
             first: Number of files of each folder that count, in order of their numbers (default None: all).
         """
+        # With removed buckets, so that shards stay current when ``export --free-buckets`` removes what they
+        # are made from.
         files = self.files | self.removed_buckets
-        counts = [None] * len(folders) if first is None else first
         digests: dict[str, str] = {}
-        for folder, count in zip(folders, counts, strict=True):
-            names = sorted((n for n in files if n.startswith(f"{folder}/")), key=lambda n: (len(n), n))
+        for folder, count in zip_longest(folders, first or ()):
+            # By number, so that the first files of a folder are the same when later runs have added others.
+            names = sorted((n for n in files if n.startswith(f"{folder}/")), key=_numbers)
             digests |= {name: files[name].sha256 for name in names[:count]}
         return _digest(digests)
 
 
+def _numbers(name: str) -> list[str | int]:
+    """Return the numbers in a name and the texts between them: part-1000000 comes after part-999999."""
+    pieces = re.split("([0-9]+)", name)
+    return [int(piece) if index % 2 else piece for index, piece in enumerate(pieces)]
+
+
 def _digest(content: object) -> str:
     return hashlib.sha256(canonical_json(content)).hexdigest()
-
-
-def _check_digest(content: dict[str, Any], path: AnyPath) -> None:
-    """Check the manifest's own digest, which manifests of older releases do not have.
-
-    Raises:
-        StoreError: The manifest was altered after it was written.
-    """
-    if "digest" not in content:
-        return
-    try:
-        found = _digest({name: value for name, value in content.items() if name != "digest"})
-    except UnicodeEncodeError as error:  # an escape such as \ud800, which hexdata never writes
-        raise StoreError(
-            "the manifest contains text that UTF-8 cannot encode",
-            path=path,
-            found=shortened(repr(error.object[error.start : error.end])),
-            hint=_HINT,
-        ) from None
-    if found != content["digest"]:
-        raise StoreError(
-            "the manifest was altered or is damaged",
-            path=path,
-            found=f"digest {found[:16]}…",
-            expected=shortened(str(content["digest"])[:16]) + "…",
-            hint=_HINT,
-        )
-
-
-def _check_stages(manifest: _ManifestFile, path: AnyPath) -> None:
-    """Check that stages have their input stage and that positions have a board size.
-
-    Raises:
-        StoreError: One of them is missing.
-    """
-    stages = manifest.stages
-    for name, stage in (("export", stages.export), ("pickles-shuffled", stages.pickles_shuffled)):
-        if stage is not None and stages.shuffle is None:
-            raise StoreError(
-                f"the manifest has the stage {name} without the stage shuffle that it depends on",
-                path=path,
-                hint=_HINT,
-            )
-    removed = (stages.shuffle and stages.shuffle.removed) or {}
-    if any(not name.startswith("shuffled/") for name in removed) or (
-        removed and any(name.startswith("shuffled/") for name in manifest.files)
-    ):
-        raise StoreError(
-            "the manifest lists removed buckets beside existing ones, or other files as removed",
-            path=path,
-            hint=_HINT,
-        )
-    if manifest.counts.positions and manifest.board_size is None:
-        raise StoreError("the manifest has positions but no board_size", path=path, hint=_HINT)
-
-
-def _check_targets(manifest: _ManifestFile, path: AnyPath) -> None:
-    """Check the names of the optional columns.
-
-    DuckDB does not distinguish upper and lower case in names of columns.
-
-    Raises:
-        StoreError: They are not sorted and distinct optional columns.
-    """
-    shuffle = manifest.stages.shuffle
-    for listed in (manifest.targets, (shuffle and shuffle.targets) or []):
-        valid = all(map(is_target, listed)) and len({name.lower() for name in listed}) == len(listed)
-        if not valid or listed != sorted(listed):
-            raise StoreError(
-                "the manifest has invalid targets",
-                path=path,
-                found=shortened(repr(listed)),
-                expected="a sorted list of distinct names among root_value, visits, weight and extra.NAME",
-                hint=_HINT,
-            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -11,23 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hexdata.batch import BatchOptions, BoardForm, make_batch
 from hexdata.board import MAX_SIZE, MIN_SIZE, RED
-from hexdata.checks import as_int, check_count
-from hexdata.errors import ConfigError
+from hexdata.checks import as_int, check_choice, check_count, unusable
 from hexdata.schema import NO_MOVE, board_bytes, board_size_of
-from hexdata.shards.blocks import block_to_policy
-
-__all__ = [
-    "PIPE_BYTES",
-    "TensorBatch",
-    "WorkerBatch",
-    "as_tensors",
-    "check_device",
-    "expand_policy",
-    "to_device",
-    "unpack",
-]
+from hexdata.torch.arrays import unpack_bits
 
 TensorBatch = dict[str, Tensor]
 """Tensors of one training step by field name; the first dimension is the batch size B."""
@@ -35,12 +21,13 @@ TensorBatch = dict[str, Tensor]
 PIPE_BYTES: Final = 512 << 10
 """Size up to which a batch is sent from a worker through a pipe; larger batches use shared memory."""
 
-_FORMS: Final[dict[torch.dtype, BoardForm]] = {torch.float32: "float32", torch.float16: "float16"}
-
 
 def as_tensors(batch: Mapping[str, Any]) -> TensorBatch:
-    """Return a batch as tensors that share the memory of its arrays."""
-    return {name: torch.as_tensor(array) for name, array in batch.items()}
+    """Return a batch as tensors that share the memory of its arrays.
+
+    Integers of uint16 become int32, because PyTorch cannot add to tensors of uint16.
+    """
+    return {name: _as_tensor(f"batch[{name!r}]", array) for name, array in batch.items()}
 
 
 class WorkerBatch(dict[str, Tensor]):
@@ -50,6 +37,7 @@ class WorkerBatch(dict[str, Tensor]):
     takes some 300 µs for a tensor of any size.
     """
 
+    # A DataLoader copies the batches of its workers; by __reduce__ the copy would be a plain dict.
     def __copy__(self) -> WorkerBatch:
         return WorkerBatch(self)
 
@@ -69,26 +57,24 @@ def to_device(batch: Mapping[str, Any], device: torch.device | str | int | None)
     Raises:
         ConfigError: ``batch`` is not a mapping of arrays or tensors, or ``device`` is invalid.
     """
-    given: Any = batch
-    if not isinstance(given, Mapping):
-        expected = "a mapping of names to arrays or tensors"
-        raise ConfigError("batch cannot be used", found=repr(batch)[:80], expected=expected)
+    if not isinstance(batch, Mapping):
+        raise unusable("batch", repr(batch)[:80], "a mapping of names to arrays or tensors")
     device = check_device(device)
-    tensors = {name: _as_tensor(f"batch[{name!r}]", value) for name, value in batch.items()}
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in as_tensors(batch).items()}
 
 
 def _as_tensor(name: str, value: Any) -> Tensor:
-    """Return an argument as a tensor that shares its memory.
+    """Return an argument as a tensor that shares its memory, or as int32 if it is an array of uint16.
 
     Raises:
         ConfigError: It is not an array or a tensor.
     """
     try:
-        return torch.as_tensor(value)
+        # PyTorch has neither addition nor index_select for tensors of uint16.
+        is_uint16 = isinstance(value, np.ndarray) and value.dtype == np.uint16
+        return torch.as_tensor(value.astype(np.int32) if is_uint16 else value)
     except (TypeError, ValueError, RuntimeError) as error:
-        expected = "an array or a tensor"
-        raise ConfigError(f"{name} cannot be used", found=repr(value)[:80], expected=expected) from error
+        raise unusable(name, repr(value)[:80], "an array or a tensor") from error
 
 
 def check_device(device: Any) -> torch.device | None:
@@ -97,37 +83,32 @@ def check_device(device: Any) -> torch.device | None:
     Raises:
         ConfigError: It is no device.
     """
-    if device is None or isinstance(device, torch.device):
-        return device
-    number = as_int(device)
     try:
-        if isinstance(device, str) or number is not None:
-            return torch.device(device if number is None else number)
-    except RuntimeError as error:
+        number = as_int(device)
+        return None if device is None else torch.device(device if number is None else number)
+    except (RuntimeError, TypeError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(
-            "device cannot be used", found=f"{device!r}: {reason}", expected="a device of this machine"
-        ) from error
-    expected = "a torch.device, its name, its index, or None"
-    raise ConfigError("device cannot be used", found=repr(device), expected=expected)
+        expected = "a torch.device, its name, its index, or None"
+        raise unusable("device", f"{device!r}: {reason}", expected) from error
 
 
-def _check_dtype(dtype: Any) -> None:
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError("dtype cannot be used", found=repr(dtype), expected="a torch.dtype")
-
-
-def _check_row(name: str, tensor: Tensor, length: int | None = None) -> None:
-    """Check that a tensor has one integer per position.
+def _integers(name: str, value: Any, length: int | None = None) -> Tensor:
+    """Return an argument with one integer per position as a tensor.
 
     Raises:
         ConfigError: It has another shape or dtype.
     """
+    tensor = _as_tensor(name, value)
     is_integer = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
     if tensor.dim() != 1 or not is_integer or length not in (None, len(tensor)):
         expected = f"integers of shape ({'B' if length is None else length},)"
-        found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-        raise ConfigError(f"{name} cannot be used", found=found, expected=expected)
+        raise unusable(name, f"{tensor.dtype} of shape {tuple(tensor.shape)}", expected)
+    return tensor
+
+
+def _check_dtype(dtype: Any) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise unusable("dtype", repr(dtype), "a torch.dtype")
 
 
 def unpack(
@@ -157,38 +138,16 @@ def unpack(
         ConfigError: ``packed`` does not contain boards of this size, or another argument is invalid.
     """
     _check_dtype(dtype)
+    # Copied before it is expanded: packed boards have a thirtieth of the bytes of float32 boards.
     packed = _as_tensor("packed", packed).to(check_device(device), non_blocking=True)
     n = _board_size(packed, board_size)
-    player = player_to_move
-    if player is not None:
-        player = _as_tensor("player_to_move", player).to(packed.device, non_blocking=True)
-        _check_row("player_to_move", player, len(packed))
-    if _can_use_numpy(packed):
-        return _unpack_with_numpy(packed, n, player, dtype)
-    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
-    cells = (packed.unsqueeze(-1) >> shifts & 1).flatten(1)[:, : 2 * n * n]
-    if player is not None:
+    planes, cells = 2, unpack_bits(packed, 2 * n * n)
+    if player_to_move is not None:
+        player = _integers("player_to_move", player_to_move, len(packed)).to(packed.device, non_blocking=True)
         red_moves = (player == RED).to(torch.uint8).unsqueeze(1)
-        cells = torch.cat([cells, red_moves.expand(-1, n * n)], dim=1)
-    return cells.to(dtype).view(len(packed), 2 if player is None else 3, n, n)
-
-
-def _can_use_numpy(tensor: Tensor) -> bool:
-    """Return whether NumPy can expand a tensor. NumPy is faster, and starts no threads."""
-    return tensor.is_cpu and not torch.compiler.is_compiling()
-
-
-def _unpack_with_numpy(packed: Tensor, n: int, player: Tensor | None, dtype: torch.dtype) -> Tensor:
-    block = {"board": packed.numpy()}
-    if player is not None:
-        block["player_to_move"] = player.numpy()
-    options = _board_options(dtype, 1 + len(block))
-    return torch.from_numpy(make_batch(block, options, n, seed=0, epoch=0)["board"]).to(dtype)
-
-
-@functools.cache
-def _board_options(dtype: torch.dtype, planes: int) -> BatchOptions:
-    return BatchOptions(("board",), planes=planes, board=_FORMS.get(dtype, "uint8"))
+        planes, cells = 3, torch.cat([cells, red_moves.expand(-1, n * n)], dim=1)
+    # The last byte may have bits beyond the last cell, so `cells` is a slice until it is copied.
+    return cells.to(dtype).contiguous().view(len(packed), planes, n, n)
 
 
 def _board_size(packed: Tensor, given: int | None) -> int:
@@ -200,12 +159,7 @@ def _board_size(packed: Tensor, given: int | None) -> int:
     fits = board_bytes(n) == width and MIN_SIZE <= n <= MAX_SIZE and given in (None, n)
     if packed.dtype != torch.uint8 or packed.dim() != 2 or not fits:
         expected = "uint8 (B, ceil(2·n·n / 8))" + ("" if given is None else f" for n = {given}")
-        raise ConfigError(
-            "packed cannot be used",
-            found=f"{packed.dtype} of shape {tuple(packed.shape)}",
-            expected=expected,
-            hint="Make the loader with board='packed'.",
-        )
+        raise unusable("packed", f"{packed.dtype} of shape {tuple(packed.shape)}", expected)
     return n
 
 
@@ -237,28 +191,19 @@ def expand_policy(
         ConfigError: An argument is invalid. Moves that are not on the board are only detected on the CPU.
     """
     _check_dtype(dtype)
-    cells = check_count("cells", cells, 1)
-    if cells > MAX_SIZE**2:
-        raise ConfigError("cells cannot be used", found=cells, expected=f"at most {MAX_SIZE**2}")
-    if final_policy not in ("zeros", "uniform"):
-        raise ConfigError("unknown final_policy", found=repr(final_policy), expected="'zeros' or 'uniform'")
-    move = _as_tensor("move", move).to(check_device(device), non_blocking=True)
-    _check_row("move", move)
-    if _can_use_numpy(move):
-        _check_moves(move.numpy(), cells)
-        policy = torch.from_numpy(block_to_policy({"move": move.numpy()}, cells)).to(dtype)
-    else:
-        policy = torch.zeros((len(move), cells), dtype=dtype, device=move.device)
-        index = move.to(torch.int64).unsqueeze(1)
-        has_move = index != NO_MOVE
+    cells = check_count("cells", cells, 1, MAX_SIZE**2)
+    check_choice("final_policy", final_policy, ("zeros", "uniform"))
+    move = _integers("move", move).to(check_device(device), non_blocking=True)
+    policy = torch.zeros((len(move), cells), dtype=dtype, device=move.device)
+    index = move.to(torch.int64).unsqueeze(1)
+    has_move = index != NO_MOVE
+    try:
+        # Without a move, 0 is written to cell 0: no position is selected, so
+        # no device has to wait for a number of rows.
         policy.scatter_(1, index.masked_fill(~has_move, 0), has_move.to(dtype))
+    except RuntimeError as error:  # on the CPU: other devices do not wait for the check
+        reason = str(error).partition("\n")[0]
+        raise unusable("move", reason, f"cells below {cells}, or {NO_MOVE} for none") from error
     if final_policy == "uniform":
-        policy.masked_fill_((move.to(torch.int32) == NO_MOVE).unsqueeze(1), 1 / cells)
+        policy.masked_fill_(~has_move, 1 / cells)
     return policy
-
-
-def _check_moves(moves: npt.NDArray[Any], cells: int) -> None:
-    wrong = ((moves < 0) | (moves >= cells)) & (moves != NO_MOVE)
-    if wrong.any():
-        expected = f"cells below {cells}, or {NO_MOVE} for none"
-        raise ConfigError("move cannot be used", found=int(moves[wrong.argmax()]), expected=expected)

@@ -1,7 +1,210 @@
-"""Verification of a store against its manifest, and of its sources against the original files. Read-only."""
+"""Verification of a store against its manifest, and of its sources against the original files. Read-only.
 
-from hexdata.verify.options import VerifyOptions
+Most checks of tables are SQL for rows that must not exist, in ``rules.sql``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+import pyarrow as pa
+
+from hexdata.checks import check_options
+from hexdata.errors import BudgetError, EngineError, HexdataError, StoreLockedError, VerifyError
+from hexdata.progress import SILENT, Progress
+from hexdata.quality import Quality, measure_input_order, measure_quality
+from hexdata.retry import on_disk
+from hexdata.storage import AnyPath, translate_errors
+from hexdata.storage.errors import fault_behind
+from hexdata.storage.lock import find_lock_holder
+from hexdata.store import STAGES, Store
+from hexdata.store.integrity import find_damage, rebuild_commands
+from hexdata.store.manifest import Manifest
+from hexdata.text import without_game
 from hexdata.verify.roundtrip import RoundTrip, check_round_trip
-from hexdata.verify.store import Check, VerifyResult, verify_store
+from hexdata.verify.shards import check_shards
+from hexdata.verify.shuffled import check_order, check_quality, check_rows
+from hexdata.verify.tables import (
+    RULED,
+    VerifyOptions,
+    check_files,
+    check_position_values,
+    check_stage,
+    check_tables,
+    find_broken_rules,
+)
 
 __all__ = ["Check", "RoundTrip", "VerifyOptions", "VerifyResult", "check_round_trip", "verify_store"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    Attributes:
+        name: Name of the check, such as "position ids".
+        ok: The check passed.
+        detail: The figures found, or the message of the error.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass
+class VerifyResult:
+    """The result of ``verify_store``.
+
+    Attributes:
+        checks: Results of the checks, in the order in which they ran.
+        skipped: Names of the stages that the store does not have.
+        quality: Quality of the shuffle, or None if the store has no shuffle or it could not be measured.
+        commands: Command lines that write damaged files again, in the order in which to run them.
+    """
+
+    checks: list[Check] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    quality: Quality | None = None
+    commands: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """True if every check passed."""
+        return all(check.ok for check in self.checks)
+
+    def require(self) -> None:
+        """Check that every check passed.
+
+        Raises:
+            VerifyError: Checks failed; the error names all of them.
+        """
+        failed = [f"{check.name}: {check.detail}" for check in self.checks if not check.ok]
+        if failed:
+            raise VerifyError(f"{len(failed)} of {len(self.checks)} checks failed", found="; ".join(failed))
+
+
+def verify_store(
+    store: str | AnyPath,
+    options: VerifyOptions | None = None,
+    progress: Progress = SILENT,
+) -> VerifyResult:
+    """Check all stages of a store. Failed checks raise no error; see :attr:`VerifyResult.ok`.
+
+    If a file is damaged or a table has other columns or rows than stated, the remaining checks do not run.
+
+    Args:
+        store: Folder of the store, or its address in an object store.
+        options: Limits of memory and threads. Default None: ``VerifyOptions()``.
+        progress: Receives progress reports. Default: ignores them.
+
+    Returns:
+        The result of each check.
+
+    Raises:
+        ConfigError: An argument has the wrong type.
+        StoreError: There is no store, its manifest cannot be read, or an object store fails.
+        StoreLockedError: A stage is writing to the store, or has written to it during the checks.
+        BudgetError: The memory is too small, or the disk of the temporary folder is full.
+    """
+    options, result = check_options(options, VerifyOptions), VerifyResult()
+    target = Store.open(store)
+    _require_no_writer(target)
+    for name, check in _checks(target, options, result, progress):
+        try:
+            with translate_errors(target.path):
+                outcome = Check(name, True, on_disk(check))
+        except (BudgetError, EngineError):
+            raise  # these errors do not concern the store
+        except (HexdataError, OSError, pa.ArrowException) as error:
+            # An object store that does not respond is no evidence of damage.
+            if fault_behind(error):
+                raise
+            # A stage that has begun since may have replaced the file that was being read.
+            _require_no_writer(target)
+            outcome = Check(name, False, str(error))
+        result.checks.append(outcome)
+    return result
+
+
+def _checks(
+    store: Store, options: VerifyOptions, result: VerifyResult, progress: Progress
+) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield the name of each check and the function that returns its detail, or raises an error.
+
+    Each check reads the store itself. Those that would fail because another one has failed are left out.
+    """
+    manifest, positions = store.manifest, store.manifest.counts["positions"]
+    limits = options.session(store.path)  # raises a BudgetError before all files are hashed
+
+    def files() -> str:
+        progress.begin("rehash", sum(facts.bytes for facts in manifest.files.values()), "bytes")
+        damage = find_damage(store, manifest.files, threads=options.threads, progress=progress)
+        result.commands = rebuild_commands(store, damage)
+        return check_files(store, damage)
+
+    # Digests first: a changed byte is reported by its file, and not by the checks that it makes fail.
+    yield "files", files
+    if result.ok:
+        yield "tables", partial(check_tables, store)
+    if not result.ok:
+        return  # the other checks would fail because of the same files
+
+    # One session for all rules, as each session reads the footers of the tables again.
+    broken = cache(partial(find_broken_rules, store, limits))
+
+    def rule(name: str) -> str:
+        if name in broken():
+            raise broken()[name]
+        return "no row breaks a rule" + (unknown() if name == "games" else "")
+
+    def unknown() -> str:
+        """Return what the checks of games do not cover, as the end of their details."""
+        count = store.count_without_game()
+        return f"; {without_game(count, positions)}" if count else ""
+
+    for name in RULED:
+        yield name, partial(rule, name)
+    yield "position values", partial(check_position_values, store)
+    # The measurement locates positions by their ids, so these must be valid.
+    if result.ok and positions:
+        yield "input order", lambda: measure_input_order(store, **limits).text
+
+    for stage in STAGES:
+        if stage in manifest.stages and stage != "convert":
+            yield f"{stage} stage", partial(check_stage, store, stage)
+    result.skipped = [stage for stage in ("shuffle", "export") if stage not in manifest.stages]
+    current = {check.name for check in result.checks if check.ok}
+    if "shuffle stage" not in current:
+        return
+    progress.begin("compare rows", None, "positions")
+    yield "shuffled rows", partial(check_rows, store, limits)
+    if not manifest.removed_buckets:  # otherwise the shards are compared with the order
+        yield "shuffled order", partial(check_order, store)
+
+        def quality() -> str:
+            result.quality = measure_quality(store.path, **limits)
+            return check_quality(result.quality) + unknown()
+
+        progress.begin("measure", None, "positions")
+        yield "shuffle quality", quality
+    if "export stage" in current:
+        yield "shards", partial(check_shards, store, options, progress)
+
+
+def _require_no_writer(store: Store) -> None:
+    """Check that no stage is writing, or has written since the manifest was read.
+
+    Files that a running stage replaces must not be reported as damage.
+
+    Raises:
+        StoreLockedError: A stage is writing, or has written.
+    """
+    writer = find_lock_holder(store.path)
+    if writer is None and Manifest.load(store.path) == store.manifest:
+        return
+    reason = f"the store is being written by {writer}" if writer else "the store was changed meanwhile"
+    hint = "Wait until that stage has finished, and run verify again."
+    raise StoreLockedError(reason, path=store.path, hint=hint)

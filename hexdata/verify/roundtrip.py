@@ -1,16 +1,18 @@
-"""Verification of the round trip: writes each source back from the store and compares it with the original.
+"""Verification of the round trip: restores each source from the store and compares it with the original file.
 
-The store and the inputs are only read. The readers of the formats decode both files. The results are compared
-batch by batch. Differences that the readers do not show, such as pickle opcodes, are ignored.
+A legacy source is written back as a pickle, and both files are decoded by the reader of the format. Of other
+sources, the positions that the reader yields are compared with those of the store. Differences that the
+readers do not show, such as pickle opcodes, are ignored. The store and the inputs are only read.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from itertools import chain, zip_longest
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,30 +20,28 @@ import pyarrow.compute as pc
 
 from hexdata.board import MAX_SIZE
 from hexdata.errors import BudgetError, HexdataError, InputError, VerifyError
-from hexdata.formats import BATCH_ROWS, FilePart, SizeSelectingReader, SourceReader, open_source
+from hexdata.export.originals import Original, list_originals, pickle_names, with_file_idx
+from hexdata.formats import BATCH_ROWS, FilePart, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
-from hexdata.formats.legacy.dialect import DIALECT_KEY
-from hexdata.games.find import column, with_columns
+from hexdata.formats.trmph import find_sidecar
+from hexdata.games.findings import column, with_columns
 from hexdata.policy import SparsePolicies
 from hexdata.progress import SILENT, Progress
-from hexdata.schema import POLICY_TYPE
-from hexdata.storage import AnyPath, add_path_to_disk_full, as_path, prefix_of, storage_of
+from hexdata.schema import KEPT_PREFIX, POLICY_TYPE, raw_schema
+from hexdata.storage import AnyPath, as_path, prefix_of, storage_of, translate_errors
+from hexdata.storage.errors import add_path_to_error
 from hexdata.store import Store
-from hexdata.store.disk_space import translate_disk_full, translate_temporary_disk_full
-from hexdata.store.files import digest_beginning, digest_file
-from hexdata.store.originals import Original, list_originals, pickle_names, with_file_idx
+from hexdata.store.files import Sidecar, digest_file, identity_of
 from hexdata.store.parquet import read_parquet, regroup
 from hexdata.temporary import temporary_folder
-from hexdata.text import count_of
-
-__all__ = ["RoundTrip", "check_round_trip"]
+from hexdata.text import count_of, shortened
 
 _FAST: Final = 1
 """Compression level of gzip: low, because the file is read once and removed."""
-_LONGEST: Final = 200
-"""Maximum number of characters of a value in a message."""
 _EXPORT: Final = "pickles-original"
 """The stage that exports every source as its original file."""
+_COMPARED: Final = [n for n in raw_schema(MAX_SIZE).names if n not in ("record", "end_reason", "swap")]
+"""The columns that are compared. A pickle has no others, and no optional columns."""
 
 
 @dataclass(frozen=True)
@@ -84,25 +84,32 @@ def check_round_trip(
         BudgetError: The disk of the temporary folder is full.
     """
     target = Store.open(store)
-    with translate_disk_full(target.path), translate_temporary_disk_full():
+    with translate_errors(target.path):
         originals = list_originals(target)
         several = inputs if isinstance(inputs, Sequence) and not isinstance(inputs, str) else [inputs]
         locations = [as_path(path) for path in several]
-        paths = _find(originals, locations)
-        if originals and not paths:
-            raise InputError(
-                "none of the store's sources is among the inputs",
-                path=locations[0] if locations else None,
-                expected=", ".join(source.name for source in originals[:3]),
-                hint="Give the original files, or folders that contain them. They must be unchanged.",
-            )
-        found = [source for source in originals if source.sha256 in paths]
+        paths, changed = _find(originals, locations)
+        if originals and not paths and not changed:
+            reason, path = "none of the store's sources is among the inputs", next(iter(locations), None)
+            names = ", ".join(source.name for source in originals[:3])
+            hint = "Give the original files, or folders that contain them. They must be unchanged."
+            raise InputError(reason, path=path, expected=names, hint=hint)
+        found = [source for source in originals if source.identity in paths]
         progress.begin("round trip", sum(source.positions for source in found), "positions")
-        exported = _exported(target, originals)
-        return [
-            _check(target, source, paths.get(source.sha256), exported.get(source.source_id), progress)
-            for source in originals
-        ]
+        exported, results = _exported(target, originals), []
+        for source in originals:
+            path, name = paths.get(source.identity), source.name
+            if source.sha256 in changed:
+                results.append(RoundTrip(name, False, "its sidecar is missing or has changed"))
+            elif path is None:
+                results.append(RoundTrip(name, False, "the file is not among the inputs", checked=False))
+            elif source.format == "unknown":
+                detail = "rejected as a whole, nothing to compare"
+                results.append(RoundTrip(name, True, detail, checked=False))
+            else:
+                results.append(_check(target, source, path, exported.get(source.source_id)))
+                progress.advance(source.positions)
+        return results
 
 
 def _exported(store: Store, originals: Sequence[Original]) -> dict[int, AnyPath]:
@@ -117,66 +124,96 @@ def _exported(store: Store, originals: Sequence[Original]) -> dict[int, AnyPath]
     }
 
 
-def _find(originals: Sequence[Original], inputs: Sequence[AnyPath]) -> dict[str, AnyPath]:
-    """Return the file of each source that is among the inputs, by digest; hash only files of a known size."""
-    sizes = {source.bytes for source in originals}
-    digests = {source.sha256 for source in originals}
+def _find(originals: Sequence[Original], inputs: Sequence[AnyPath]) -> tuple[dict[str, AnyPath], set[str]]:
+    """Find the files of the sources among the inputs; only files of a known size are digested.
+
+    Returns:
+        The file of each source by ``Original.identity``; and the digests of the files that were found with
+        another sidecar than that of their source.
+    """
+    by_digest = {source.sha256: source for source in originals}
+    sizes, identities = ({getattr(s, name) for s in originals} for name in ("bytes", "identity"))
     found: dict[str, AnyPath] = {}
+    changed: set[str] = set()
     for location in inputs:
         if not storage_of(location).exists():
             raise InputError("no such file or folder", path=location, hint="Check the path.")
         for name, size in storage_of(location).files().items():
-            if size in sizes:
-                path = location / name if name else location
-                digest = digest_file(path)[1]
-                if digest in digests:
-                    found.setdefault(digest, path)
+            path = location / name if name else location
+            digest = digest_file(path)[1] if size in sizes else ""
+            if (source := by_digest.get(digest)) is None:
+                continue
+            identity = digest
+            if source.format in ("trmph", "unknown"):  # a sidecar has no meaning for the others
+                identity = identity_of(digest, Sidecar.of(find_sidecar(path)))
+            if identity in identities:
+                # Copies of a file have equal bytes, so the first one represents all.
+                found.setdefault(identity, path)
+            else:
+                changed.add(digest)
     by_id = {source.source_id: source for source in originals}
+    # Last first: a file that is found for one source may also begin with the source before it.
     for source in reversed(originals):  # a grown file contains the sources that it continues
         base = by_id.get(source.continues.source_id) if source.continues else None
-        grown = found.get(source.sha256)
-        if base and grown and digest_beginning(grown, base.bytes) == base.sha256:
-            found.setdefault(base.sha256, grown)
-    return found
+        grown = found.get(source.identity)
+        if not (base and grown and digest_file(grown, base.bytes)[1] == base.sha256):
+            continue
+        if base.sidecar is None or base.sidecar.begins(find_sidecar(grown)):
+            found.setdefault(base.identity, grown)
+    # A copy with the right sidecar elsewhere among the inputs is sufficient.
+    return found, changed - {source.sha256 for source in originals if source.identity in found}
 
 
-def _check(
-    store: Store, source: Original, path: AnyPath | None, exported: AnyPath | None, progress: Progress
-) -> RoundTrip:
-    if path is None:
-        return RoundTrip(source.name, False, "the file is not among the inputs", checked=False)
-    if source.format == "unknown":
-        return RoundTrip(source.name, True, "rejected as a whole, nothing to compare", checked=False)
+def _check(store: Store, source: Original, path: AnyPath, exported: AnyPath | None) -> RoundTrip:
+    """Compare the positions of a source with its file, and with its exported pickle, if there is one."""
     if source.is_raw and not source.records:
         # An empty file has nothing to compare; the file found may be another empty one.
         return RoundTrip(source.name, True, "contains no games, like the original")
+    place, detail = "", f"{source.positions:,} examples equal the original"
     try:
         with temporary_folder("written") as scratch:
             written = scratch / "written.pkl.gz"
-            with translate_temporary_disk_full(), add_path_to_disk_full(written):
-                write_legacy(
-                    written,
-                    source.batches(),
-                    board_size=source.board_size or 0,
-                    dialect=source.dialect,
-                    header={} if source.is_raw else source.header,
-                    all_metadata=source.is_raw,
-                    level=_FAST,
-                )
-            with _open_original(path, source) as original, open_source(written) as returned:
-                _compare(store, source, original, returned, progress)
-        if exported is not None:
-            _compare_exported(store, source, path, exported)
+            if exported or not source.is_raw:
+                _write_pickle(source, written)
+            with _open_original(path, source) as original:
+                _compare_source(store, source, original, written)
+            if exported:
+                place = str(exported).removeprefix(prefix_of(store.path)) + ": "
+                with open_source(written) as expected, open_source(exported) as found:
+                    _compare_positions(*(_accepted(reader, source, {}) for reader in (expected, found)))
+                    if not source.is_raw:
+                        _compare_headers(expected.header, found.header)
+                detail += ", also in the exported pickle"
     except BudgetError:
         raise  # a full disk does not concern the source
     except HexdataError as error:
-        return RoundTrip(source.name, False, error.detail())
-    also = "" if exported is None else ", also in the exported pickle"
+        return RoundTrip(source.name, False, f"{place}{error.detail()}")
     if rejected := source.records - source.positions:
-        also += f"; {count_of(rejected, 'record')} rejected"
-    if between := source.header.get("counts", {}).get("bytes_between_games"):
-        also += f"; {between:,} bytes are comments, blank lines or text between games"
-    return RoundTrip(source.name, True, f"{source.positions:,} examples equal the original{also}")
+        detail += f"; {count_of(rejected, 'record')} rejected"
+    if between := _counts(source).get("bytes_between_games"):
+        detail += f"; {between:,} bytes are comments, blank lines or text between games"
+    return RoundTrip(source.name, True, detail)
+
+
+def _counts(source: Original) -> dict[str, Any]:
+    """Return the numbers that the reader of a text has counted."""
+    # The header of a legacy pickle is that of the file, whose key may have any value.
+    counts: dict[str, Any] = source.header.get("counts", {}) if source.is_raw else {}
+    return counts
+
+
+def _write_pickle(source: Original, path: Path) -> None:
+    """Write a source as its export would, but faster and with any header if it is no legacy pickle."""
+    with add_path_to_error(path):
+        write_legacy(
+            path,
+            source.batches(masked=not source.is_raw),
+            board_size=source.board_size or 0,
+            dialect=source.dialect,
+            header={} if source.is_raw else source.header,
+            all_metadata=source.is_raw,
+            level=_FAST,
+        )
 
 
 def _open_original(path: AnyPath, source: Original) -> SourceReader:
@@ -184,108 +221,83 @@ def _open_original(path: AnyPath, source: Original) -> SourceReader:
     part = None
     if source.continues is not None:
         part = FilePart(source.continues.bytes, source.bytes, source.board_size)
+    # The file has grown since it was converted; the source is its beginning.
     elif source.is_raw and storage_of(path).size() != source.bytes:
         part = FilePart(0, source.bytes)
-    reader = open_source(path, salvage=True, part=part)
-    if isinstance(reader, SizeSelectingReader) and source.board_size is not None:
+    header = source.header if source.is_raw else {}  # the header of a legacy pickle is that of the file
+    reader = open_source(
+        path,
+        salvage=True,
+        part=part,
+        format=header.get("stated_format"),
+        variations="main" if "variations" in _counts(source) else "reject",
+        alphazero_convention=header.get("convention"),
+    )
+    if source.board_size is not None:
         reader.select_board_size(source.board_size)
     return reader
 
 
-def _compare_exported(store: Store, source: Original, path: AnyPath, exported: AnyPath) -> None:
-    """Compare the exported pickle of a source with the original file.
-
-    Raises:
-        VerifyError: They differ, or one of them cannot be read.
-    """
-    try:
-        with _open_original(path, source) as original, open_source(exported) as returned:
-            _compare(store, source, original, returned, SILENT)
-    except HexdataError as error:
-        name = str(exported).removeprefix(prefix_of(store.path))
-        raise VerifyError(f"{name}: {error.detail()}") from error
-
-
-def _compare(
-    store: Store, source: Original, original: SourceReader, returned: SourceReader, progress: Progress
-) -> None:
-    """Compare a source that was written back with the original file.
+def _compare_source(store: Store, source: Original, original: SourceReader, written: Path) -> None:
+    """Compare the original file of a source with the pickle written of it, or games with their positions.
 
     Raises:
         VerifyError: They differ; the error names the first record and field.
         FormatError: One of the two files cannot be read.
     """
-    rejected = _rejected(store, source)
-    rows = _rows(_accepted(original, source, rejected)), _rows(_accepted(returned, source, {}))
-    done = 0
-    for expected, found in zip_longest(*rows):
-        _compare_rows(expected, found)
-        done += expected.num_rows
-        progress.advance(expected.num_rows)
-    if done != source.positions:
-        raise VerifyError(
-            "the file has another number of examples than the store",
-            found=f"{source.positions:,}",
-            expected=f"{done:,}",
-        )
-    if not source.is_raw:
-        _compare_headers(original.header, returned.header)
-    elif "bytes_between_games" in source.header.get("counts", {}):  # of a text: the other bytes are records
-        _compare_headers({"counts": original.header["counts"]}, {"counts": source.header["counts"]})
-
-
-def _rejected(store: Store, source: Original) -> dict[int, str]:
-    """Return the rejected records of a source in the store: number of the record to reason code."""
     columns, of_source = ["record", "reason"], pc.field("source_id") == source.source_id
     tables = [read_parquet(path, columns, of_source) for path in store.files("rejected")]
-    return {row["record"]: row["reason"] for table in tables for row in table.to_pylist()}
+    rejected = {row["record"]: row["reason"] for table in tables for row in table.to_pylist()}
+    accepted = (with_file_idx(batch, source.source_id) for batch in _accepted(original, source, rejected))
+    if source.is_raw:
+        stored = map(_comparable, source.batches())
+        done = _compare_positions(map(_comparable, accepted), stored)
+    else:
+        with open_source(written) as returned:
+            done = _compare_positions(accepted, _accepted(returned, source, {}))
+            _compare_headers(original.header, returned.header)
+    if done != source.positions:
+        reason = "the file has another number of examples than the store"
+        raise VerifyError(reason, found=f"{source.positions:,}", expected=f"{done:,}")
+    if "bytes_between_games" in (counts := _counts(source)):  # the other bytes of a text are records
+        _compare_headers({"counts": original.header["counts"]}, {"counts": counts})
 
 
 def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) -> Iterator[pa.RecordBatch]:
-    """Yield the positions of a file that the store did not reject, with the schema ``raw_schema``.
-
-    ``origin`` is a column of strings instead of a dictionary. ``end_reason``, ``swap`` and the targets are
-    missing, since a pickle does not contain them.
+    """Yield the positions of a file that the store did not reject.
 
     Raises:
         VerifyError: The reader rejects a record that the store accepted or rejected for another reason, or
             does not find a record that the store rejected.
     """
+    # A file that was rejected as a whole has no number of a record.
     missing = set(rejected) - {None}
     for batch in reader.batches():
-        for record, reason, detail in map(astuple, batch.rejected):
-            if rejected.get(record) != reason:
-                raise VerifyError(
-                    f"the record was rejected when it was read again: {reason}, {detail}",
-                    record=record,
-                    expected=rejected.get(record, "a position"),
-                )
-            missing.discard(record)
+        for each in batch.rejected:
+            if rejected.get(each.record) != each.reason:
+                reason = f"the record was rejected when it was read again: {each.reason}, {each.detail}"
+                expected = rejected.get(each.record, "a position")
+                raise VerifyError(reason, record=each.record, expected=expected)
+            missing.discard(each.record)
         positions = batch.positions
         if rejected:
+            # --truncate-repeats rejects records that the reader accepts.
             known = pc.is_in(positions.column("record"), pa.array(rejected, pa.int64()))
             missing.difference_update(positions.column("record").filter(known).to_pylist())
             positions = positions.filter(pc.invert(known))
-        if positions.num_rows:
-            origin = positions.schema.get_field_index("origin")
-            positions = positions.set_column(origin, "origin", positions.column(origin).cast(pa.string()))
-            positions = positions.drop_columns(["end_reason", "swap", *reader.targets])
-            if source.is_raw:
-                positions = _comparable(positions)
-            yield with_file_idx(positions, source.source_id)
+        yield positions
+    if reader.damage is not None and rejected.get(source.records - 1) == reader.damage.code:
+        missing.discard(source.records - 1)  # the damage is the last record of a salvaged source
     if missing:
-        raise VerifyError(
-            "a record that the store rejected is not in the file",
-            record=min(missing),
-            expected=rejected[min(missing)],
-        )
+        reason, record = "a record that the store rejected is not in the file", min(missing)
+        raise VerifyError(reason, record=record, expected=rejected[record])
 
 
 def _comparable(positions: pa.RecordBatch) -> pa.RecordBatch:
-    """Return positions of a source without legacy examples in the form that dict examples can represent.
+    """Return positions of games with either a policy or a move, and with the metadata of the source only.
 
-    A dict example has either a policy or a move, which is a one-hot policy. Spellings of the dict examples
-    are removed from ``metadata``.
+    A store may state the move beside a policy with the whole probability on one cell, of which readers make a
+    move.
     """
     move = column(positions, "move", -1).copy()
     rows, policies = SparsePolicies.from_arrow(positions.column("policy"), MAX_SIZE**2)
@@ -295,8 +307,9 @@ def _comparable(positions: pa.RecordBatch) -> pa.RecordBatch:
     move[rows[single]] = policies.cells[policies.starts[single]]
     kept = np.delete(np.arange(len(rows)), single)
     has_policy = np.isin(np.arange(len(move)), rows[kept])
+    # Many rows have the same text, which is parsed once.
     encoded = positions.column("metadata").dictionary_encode()
-    texts = [_without_spellings(text) for text in encoded.dictionary.to_pylist()]
+    texts = [_of_source(text) for text in encoded.dictionary.to_pylist()]
     return with_columns(
         positions,
         move=pa.array(move, mask=move < 0),
@@ -305,39 +318,52 @@ def _comparable(positions: pa.RecordBatch) -> pa.RecordBatch:
     )
 
 
-def _without_spellings(text: str) -> str | None:
-    """Return metadata without the key for spellings; None if no other key remains."""
-    if DIALECT_KEY not in text:
-        return text
-    values = {key: value for key, value in json.loads(text).items() if key != DIALECT_KEY}
-    return json.dumps(values, separators=(",", ":")) if values else None
+def _of_source(text: str) -> str | None:
+    """Return metadata without the values that ``convert`` has added, sorted; None if there are no others."""
+    values = {key: value for key, value in json.loads(text).items() if not key.startswith(KEPT_PREFIX)}
+    return json.dumps(values, sort_keys=True) if values else None
 
 
-def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Regroup batches into tables of ``BATCH_ROWS`` rows."""
-    first = next(batches, None)
-    if first is not None:
-        yield from regroup(chain([first], batches), first.schema, BATCH_ROWS)
+def _compare_positions(expected: Iterator[pa.RecordBatch], found: Iterator[pa.RecordBatch]) -> int:
+    """Compare positions, given as batches of ``raw_schema``, bit by bit, and return their number.
 
-
-def _compare_rows(expected: pa.Table | None, found: pa.Table | None) -> None:
-    """Compare tables bit by bit, except ``record``, because records are renumbered without the rejected ones.
+    Numbers of records are not compared, as those of a pickle do not count the rejected ones.
 
     Raises:
         VerifyError: They differ; the error names the first field that differs and its first record.
     """
-    if expected is None or found is None or expected.num_rows != found.num_rows:
-        raise VerifyError("the file has more or fewer examples than the store")
-    for name in expected.schema.names:
-        if name != "record":
-            wrong = _first_difference(_bits(expected[name]), _bits(found[name]))
-            if wrong is not None:
-                raise VerifyError(
-                    f"{name} differs",
-                    record=expected["record"][wrong].as_py(),
-                    found=_cut(repr(found[name][wrong].as_py())),
-                    expected=_cut(repr(expected[name][wrong].as_py())),
-                )
+    done = 0
+    # zip would ignore additional rows of one side.
+    for one, other in zip_longest(_tables(expected), _tables(found)):
+        if one is None or other is None or one.num_rows != other.num_rows:
+            raise VerifyError("the file has more or fewer examples than the store")
+        for name in _COMPARED:
+            bits = _bits(one[name]), _bits(other[name])
+            if not bits[0].equals(bits[1]):
+                pairs = zip(bits[0].to_pylist(), bits[1].to_pylist(), strict=True)
+                # If no value differs, the types of the columns do; then row 0 represents all rows.
+                row = next((row for row, (right, wrong) in enumerate(pairs) if right != wrong), 0)
+                right, wrong = (shortened(repr(table[name][row].as_py())) for table in (one, other))
+                record = one["record"][row].as_py()
+                raise VerifyError(f"{name} differs", record=record, found=wrong, expected=right)
+        done += one.num_rows
+    return done
+
+
+def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield positions in tables of ``BATCH_ROWS`` rows, with the columns that are compared."""
+
+    def compared(batch: pa.RecordBatch) -> pa.RecordBatch:
+        # Two readers may number the texts of their dictionaries differently.
+        origin = batch.schema.get_field_index("origin")
+        texts = batch.column(origin).cast(pa.string())
+        return batch.set_column(origin, "origin", texts).select(["record", *_COMPARED])
+
+    # The readers cut their batches at different rows, since one file lacks the rejected records.
+    cut = (compared(batch) for batch in batches if batch.num_rows)
+    first = next(cut, None)
+    if first is not None:
+        yield from regroup(chain([first], cut), first.schema, BATCH_ROWS)
 
 
 _POLICY_BITS: Final = pa.list_(pa.struct([("cell", pa.uint16()), ("probability", pa.int32())]))
@@ -350,29 +376,17 @@ def _bits(column: pa.ChunkedArray) -> pa.Array:
     return array if bits is None else array.view(bits)
 
 
-def _first_difference(expected: pa.Array, found: pa.Array) -> int | None:
-    if expected.equals(found):
-        return None
-    pairs = zip(expected.to_pylist(), found.to_pylist(), strict=True)
-    return next((row for row, (one, other) in enumerate(pairs) if one != other), 0)
-
-
 def _compare_headers(expected: dict[str, object], found: dict[str, object]) -> None:
     """Compare the top-level keys except ``examples``, their order, and the spelling of the example fields.
 
     Raises:
         VerifyError: They differ; the error names the first key.
     """
-    pairs = zip_longest(expected.items(), found.items(), fillvalue=(None, None))
-    for (key, value), (found_key, found_value) in pairs:
-        if key != found_key:
-            raise VerifyError("the top-level keys differ", found=found_key, expected=key)
-        texts = json.dumps(value), json.dumps(found_value)  # unsorted, because the order of keys matters
-        if texts[0] != texts[1]:
-            raise VerifyError(
-                f"the top-level value of {key!r} differs", found=_cut(texts[1]), expected=_cut(texts[0])
-            )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
+    # Unsorted texts: the order of keys matters within values, too.
+    texts = [[(key, json.dumps(value)) for key, value in each.items()] for each in (expected, found)]
+    for (key, stated), (other_key, other) in zip_longest(*texts, fillvalue=("no key", "")):
+        if key != other_key:
+            raise VerifyError("the top-level keys differ", found=other_key, expected=key)
+        if stated != other:
+            reason = f"the top-level value of {key!r} differs"
+            raise VerifyError(reason, found=shortened(other), expected=shortened(stated))

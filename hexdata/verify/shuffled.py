@@ -1,13 +1,11 @@
-"""Verification of the shuffle: the rows of each bucket, their order, and the quality. Read-only.
+"""Checks of the shuffle: the rows of each bucket, their order, and the quality. Read-only.
 
 The expected buckets are computed again from the seed, the options and the number of buckets in the manifest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -15,26 +13,21 @@ from hexdata.errors import VerifyError
 from hexdata.order import derive_key, sort_key
 from hexdata.quality import Figure, Quality
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.selection import Selection, SelectionOptions, select
-from hexdata.storage import AnyPath
+from hexdata.selection import SelectionOptions, select
 from hexdata.store import Store
-from hexdata.store.columns import select_sql
 from hexdata.store.integrity import BUCKETS_REMOVED
 from hexdata.store.parquet import open_parquet
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
 from hexdata.temporary import temporary_folder
-from hexdata.verify.options import VerifyOptions
 
-__all__ = ["check_order", "check_quality", "check_rows", "open_placement"]
-
-_BucketKey = tuple[str, int]
-"""Split and number of a bucket."""
-_BucketDigest = tuple[int, int, int, int]
+_Digest = tuple[int, int, int, int]
 """Rows of a bucket, the sum and the xor of the digests of its rows, and the number of rows with a policy."""
 _NO_ROWS: Final = (0, 0, 0, 0)
+# With the same seed, the shuffle counts as complete and is not written again.
+_HINT: Final = "Run `hexdata shuffle` with another seed."
 
 
-def check_rows(store: Store, options: VerifyOptions) -> str:
+def check_rows(store: Store, limits: dict[str, Any]) -> str:
     """Check that each bucket contains its rows, each once, with every column unchanged.
 
     If the buckets were removed, only the numbers in the manifest are checked.
@@ -42,104 +35,71 @@ def check_rows(store: Store, options: VerifyOptions) -> str:
     The rows of each bucket are compared as a multiset, by the sum and the xor of a hash of each complete row.
     DuckDB's hash may change between versions; here, both sides are computed in the same process.
 
+    Args:
+        store: The store to check, with the stage shuffle.
+        limits: Memory and threads of the DuckDB session.
+
     Returns:
         The detail of the check.
 
     Raises:
         VerifyError: A bucket has other rows, or the manifest states other splits, buckets or options.
     """
-    lineage = store.manifest.stages["shuffle"]
-    _check_bucket_names(store)
-    removed = store.manifest.removed_buckets
-    with open_placement(store, options) as (con, selection, query):
+    lineage, removed = store.manifest.stages["shuffle"], store.manifest.removed_buckets
+    stated = {
+        _bucket_name(split, number): _NO_ROWS
+        for split, count in lineage["buckets"].items()
+        for number in range(count)
+    }
+    found = dict.fromkeys(store.manifest.buckets(), _NO_ROWS)
+    if lineage["buckets"].keys() != lineage["splits"].keys():
+        reason = "the manifest records buckets of other splits than it has positions of"
+        raise VerifyError(reason, found=lineage["buckets"], expected=lineage["splits"])
+    with temporary_folder("placement") as folder, duckdb_session(**limits, store=store.path) as con:
+        options, seed = recorded_selection(store), lineage["seed"]
+        selection = select(store, options, seed, lambda _: lineage["buckets"], con, folder)
         for name, counted in (("splits", selection.rows), ("left_out", selection.left_out)):
             if counted != lineage[name]:
-                raise VerifyError(
-                    f"the manifest records wrong {name} of the shuffle", found=lineage[name], expected=counted
-                )
+                reason = f"the manifest records wrong {name} of the shuffle"
+                raise VerifyError(reason, found=lineage[name], expected=counted)
         columns = positions_schema(store.manifest.board_size or 1, selection.targets)
-        only_counted = "0::UBIGINT AS digest, policy IS NOT NULL AS has_policy"
-        values = only_counted if removed else _digest_sql(columns)
-        expected = _digests(con, f"SELECT split, bucket, {values} FROM ({query})")
+        values = "0::UBIGINT AS digest" if removed else _digest_sql(columns)
+        expected = stated | _digests(con, f"SELECT split, bucket, policy, {values} FROM ({selection.sql})")
         if removed:
-            found = {
-                key: (removed[name].rows, *digest[1:])
-                for key, digest in expected.items()
-                if (name := _bucket_name(*key)) in removed
-            }
+            found = {name: (facts.rows, *expected.get(name, _NO_ROWS)[1:]) for name, facts in removed.items()}
         else:
-            found = _digests(con, _found_sql(store, columns))
-    for split, bucket in sorted(expected.keys() | found.keys()):
-        digest, correct = found.get((split, bucket), _NO_ROWS), expected.get((split, bucket), _NO_ROWS)
-        if digest != correct:
-            same_count = ", changed or from other buckets" if digest[0] == correct[0] else ""
-            raise VerifyError(
-                "the bucket contains wrong rows",
-                path=store.path / _bucket_name(split, bucket),
-                found=f"{digest[0]:,} rows{same_count}",
-                expected=f"{correct[0]:,} rows",
-                hint="Run `hexdata shuffle` again.",
-            )
+            found |= _digests(con, _buckets_sql(store, columns))
+    for name in sorted(expected.keys() | found.keys()):
+        if found.get(name) != expected.get(name):
+            rows = f"{found.get(name, _NO_ROWS)[0]:,} rows, changed or from other buckets"
+            right = f"{expected.get(name, _NO_ROWS)[0]:,} rows"
+            reason, path = "the bucket contains wrong rows", store.path / name
+            raise VerifyError(reason, path=path, found=rows, expected=right, hint=_HINT)
     policies = dict.fromkeys(lineage["buckets"], 0)
-    for (split, _), (*_, count) in found.items():
-        policies[split] += count
-    if lineage.get("policies", policies) != policies:
-        raise VerifyError(
-            "the manifest records wrong policies of the shuffle",
-            found=lineage["policies"],
-            expected=policies,
-            hint="Run `hexdata shuffle` with another seed.",
-        )
-    rows = sum(digest[0] for digest in found.values())
+    for name, (*_, count) in found.items():
+        policies[name.split("/")[1]] += count
+    # This number decides whether shards have policies.
+    if lineage["policies"] != policies:
+        reason = "the manifest records wrong policies of the shuffle"
+        raise VerifyError(reason, found=lineage["policies"], expected=policies, hint=_HINT)
+    total = sum(digest[0] for digest in found.values())
     if removed:
-        return f"{BUCKETS_REMOVED}; their {rows:,} rows are compared with the shards"
-    return f"{rows:,} rows, each exactly once, in the correct bucket, with all columns unchanged"
+        return f"{BUCKETS_REMOVED}; their {total:,} rows are compared with the shards"
+    return f"{total:,} rows, each exactly once, in the correct bucket, with all columns unchanged"
 
 
-@contextmanager
-def open_placement(
-    store: Store, options: VerifyOptions
-) -> Iterator[tuple[DuckDBPyConnection, Selection, str]]:
-    """Select the positions of the shuffle again, and assign them to their buckets.
+def recorded_selection(store: Store) -> SelectionOptions:
+    """Return the selection options that the manifest records of the shuffle.
 
-    Args:
-        store: The store.
-        options: Limits of memory and threads.
-
-    Yields:
-        The session, the selection, and the query for the rows with their buckets.
+    Raises:
+        VerifyError: They are of a wrong type, or unknown.
     """
-    lineage = store.manifest.stages["shuffle"]
-    with (
-        temporary_folder("placement") as folder,
-        duckdb_session(**options.session(store.path)._asdict(), store=store.path) as con,
-    ):
-        selection = select(store, _options(store), lineage["seed"], con, folder)
-        yield con, selection, selection.assign_buckets(lineage["buckets"], con, folder)
-
-
-def _options(store: Store) -> SelectionOptions:
     options = store.manifest.stages["shuffle"]["choices"]
     try:
         return SelectionOptions(**options)
-    except (AttributeError, TypeError) as error:  # for example, a number where text is expected
-        raise VerifyError("the manifest records shuffle options of a wrong type", found=options) from error
-
-
-def _check_bucket_names(store: Store) -> None:
-    """Check that each split has the stated number of buckets, numbered from 0.
-
-    Raises:
-        VerifyError: A split has other buckets.
-    """
-    for split, count in store.manifest.stages["shuffle"]["buckets"].items():
-        names = list(store.manifest.buckets(split))
-        if names != [_bucket_name(split, number) for number in range(count)]:
-            raise VerifyError(
-                f"the split {split} has other buckets than the manifest records",
-                found=f"{len(names)} files",
-                expected=f"{count} files, bucket-000000.parquet and so on",
-            )
+    except (AttributeError, TypeError) as error:  # an unknown name, or a number where text is expected
+        reason = "the manifest records unknown shuffle options, or values of a wrong type"
+        raise VerifyError(reason, found=options) from error
 
 
 def _bucket_name(split: str, bucket: int) -> str:
@@ -151,98 +111,78 @@ def _digest_sql(columns: pa.Schema) -> str:
 
     The signs of floats are hashed separately, because DuckDB's hash of -0.0 is that of 0.0.
     """
-    names = [f'"{name}"' for name in columns.names]
-    signs = [f'signbit("{field.name}")' for field in columns if pa.types.is_floating(field.type)]
-    signs.append("[signbit(item.probability) FOR item IN policy]")
-    return f"hash({', '.join([*names, 'len(policy)', *signs])}) AS digest, policy IS NOT NULL AS has_policy"
+    hashed = [f'"{name}"' for name in columns.names]
+    hashed += [f'signbit("{field.name}")' for field in columns if pa.types.is_floating(field.type)]
+    return f"hash({', '.join(hashed)}, len(policy), [signbit(i.probability) FOR i IN policy]) AS digest"
 
 
-def _found_sql(store: Store, columns: pa.Schema) -> str:
+def _buckets_sql(store: Store, columns: pa.Schema) -> str:
+    """Return a query for the split, bucket, policy and digest of each row of the buckets."""
     return " UNION ALL ".join(
         f"""SELECT {SPLITS.index(split)} AS split,
             regexp_extract(filename, 'bucket-(\\d+)\\.parquet$', 1)::UINTEGER AS bucket,
-            {_digest_sql(columns)}
-            FROM ({_bucket_rows_sql(store, files)})"""
+            policy, {_digest_sql(columns)}
+            FROM {read_parquet_sql(files, row_location=True)}"""
         for split in SPLITS
         if (files := store.files(f"shuffled/{split}"))
     )
 
 
-def _bucket_rows_sql(store: Store, files: list[AnyPath]) -> str:
-    read = read_parquet_sql(files, row_location=True)
-    return select_sql("shuffled", store.manifest, lambda _: read, added=["filename"])
-
-
-def _digests(con: DuckDBPyConnection, query: str) -> dict[_BucketKey, _BucketDigest]:
+def _digests(con: DuckDBPyConnection, query: str) -> dict[str, _Digest]:
+    """Return the digest of each bucket with rows by its name, from a query as of :func:`_buckets_sql`."""
+    # A row that occurs twice has no effect on the xor, but on the sum, so both are compared.
     rows = con.sql(f"""
-        SELECT split, bucket, count(*), sum(digest::HUGEINT), bit_xor(digest), count_if(has_policy)
+        SELECT split, bucket, count(*), sum(digest::HUGEINT), bit_xor(digest), count(policy)
         FROM ({query}) GROUP BY split, bucket
     """).fetchall()
     return {
-        (SPLITS[split], bucket): (count, int(total), xor, int(policies))
+        _bucket_name(SPLITS[split], bucket): (count, total, xor, policies)
         for split, bucket, count, total, xor, policies in rows
     }
 
 
 def check_order(store: Store) -> str:
-    """Check that the sort keys ascend strictly within each bucket.
-
-    Returns:
-        The detail of the check.
+    """Check that the sort keys ascend strictly within each bucket; return the detail of the check.
 
     Raises:
         VerifyError: The keys of a bucket do not ascend.
     """
-    lineage = store.manifest.stages["shuffle"]
-    key = derive_key(lineage["seed"], "shuffle")
-    for split in lineage["buckets"]:
-        for path in store.files(f"shuffled/{split}"):
-            last = -1
-            with open_parquet(path) as file:
-                for batch in file.iter_batches(columns=["position_id"]):
-                    keys = sort_key(batch.column(0).to_numpy(), key)
-                    if int(keys[0]) <= last or (keys[1:] <= keys[:-1]).any():
-                        raise VerifyError("the rows of the bucket are not sorted by key", path=path)
-                    last = int(keys[-1])
-    return f"the rows of {sum(lineage['buckets'].values()):,} buckets are sorted by key"
+    key, buckets = derive_key(store.manifest.stages["shuffle"]["seed"], "shuffle"), store.files("shuffled")
+    for path in buckets:
+        last = -1
+        with open_parquet(path) as file:
+            for batch in file.iter_batches(columns=["position_id"]):
+                keys = sort_key(batch.column(0).to_numpy(), key)
+                # Python integers, since -1 is not a uint64.
+                if int(keys[0]) <= last or (keys[1:] <= keys[:-1]).any():
+                    raise VerifyError("the rows of the bucket are not sorted by key", path=path)
+                last = int(keys[-1])
+    return f"the rows of {len(buckets):,} buckets are sorted by key"
 
 
 def check_quality(quality: Quality | None) -> str:
-    """Check that no figure of the shuffle deviates from a random order by more than its limit.
+    """Check that no figure deviates from a random order by more than its limit; return the detail.
 
     Args:
         quality: The measured quality, or None if the store has no training split.
-
-    Returns:
-        The detail of the check.
 
     Raises:
         VerifyError: A figure deviates too far; the error names all such figures.
     """
     if quality is None:
         return "no train split to measure"
-    failed = [figure for figure in quality.figures if not figure.ok]
-    if failed:
-        raise VerifyError(
-            f"the shuffle differs from a random order ({quality.reference})",
-            found="; ".join(dict.fromkeys(map(_describe, failed))),
-            hint="Shuffle with another --seed. If that fails too, check how the positions of the store are "
-            "assigned to games.",
-        )
-    judged = quality.conclusive
-    if not judged:
+    if failed := [figure for figure in quality.figures if not figure.ok]:
+        reason = f"the shuffle differs from a random order ({quality.reference})"
+        hint = "Shuffle with another --seed. If that fails too, check the games of the positions."
+        raise VerifyError(reason, found="; ".join(dict.fromkeys(map(_describe, failed))), hint=hint)
+    if not (judged := quality.conclusive):
         return f"{quality.positions:,} positions in the {quality.split} split: too few to judge"
     furthest = max(abs(figure.z or 0.0) for figure in judged)
-    return (
-        f"{len(judged)} figures of the {quality.split} split agree with a random order, within "
-        f"{furthest:.1f} s.d."
-    )
+    return f"{len(judged)} figures of {quality.split} agree with a random order, within {furthest:.1f} s.d."
 
 
 def _describe(figure: Figure) -> str:
-    if figure.z is None or figure.expected is None or figure.deviation is None:
-        return f"{figure.title}: {figure.after:.4g}, {figure.note}"
-    return (
-        f"{figure.title}: {figure.after:.4g}, expected {figure.expected:.4g} ± {figure.deviation:.2g}: "
-        f"{figure.z:+.1f} s.d."
-    )
+    chance = figure.note  # of the largest share of a game, which has no expected value
+    if figure.z is not None:
+        chance = f"expected {figure.expected:.4g} ± {figure.deviation:.2g}: {figure.z:+.1f} s.d."
+    return f"{figure.title}: {figure.after:.4g}, {chance}"

@@ -1,63 +1,78 @@
-"""Verification of the files, row counts and ids of a store. Read-only."""
+"""Checks of the files, tables and stages of a store. Read-only."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from string import Template
+from typing import Any, ClassVar, Final
 
-import numpy as np
 import pyarrow as pa
 
 from hexdata.cards import CARDS
 from hexdata.errors import StoreError, VerifyError
+from hexdata.schema import END_REASONS, SPLITS, SWAPS, positions_schema, table_schema
+from hexdata.shards.block_check import find_bad_position
 from hexdata.storage import storage_of
-from hexdata.store import Store
+from hexdata.store import STAGES, Store
 from hexdata.store.integrity import check_tables as require_tables
-from hexdata.store.parquet import open_parquet, read_parquet
-from hexdata.verify.stages import FOLDERS
+from hexdata.store.parquet import open_parquet, read_batches
+from hexdata.store.session import DuckDBPyConnection, QueryLimits, duckdb_session, quote, read_parquet_sql
 
-__all__ = ["check_counts", "check_dense_ids", "check_files", "check_stage", "check_tables"]
+_FOLDERS: Final = dict.fromkeys(folder.partition("/")[0] for folders in STAGES.values() for folder in folders)
+"""The folders of a store that contain only files of the manifest."""
+_RANGE: Final = 400_000
+"""Games whose positions are grouped at a time. Their plies take some 150 bytes a game."""
+_INVALID: Final = "the table contains an invalid value"
+_HINT: Final = "Convert the sources into a new store."
+
+
+@dataclass(frozen=True)
+class VerifyOptions(QueryLimits):
+    """Limits of ``verify_store``.
+
+    Attributes:
+        memory: Memory limit in bytes. Default 1 GB. Data that does not fit is written to the system's
+            temporary folder.
+        threads: Number of DuckDB threads, and of files hashed at a time. Default None: one per core, as far
+            as ``memory`` allows.
+
+    Raises:
+        ConfigError: A value is out of range.
+        BudgetError: The memory is too small for the threads, or for one thread.
+    """
+
+    BASE: ClassVar[int] = 270 << 20
+    THREAD: ClassVar[int] = 40 << 20
+    BUFFERS: ClassVar[int] = 64 << 20
 
 
 def check_files(store: Store, damage: Mapping[str, StoreError]) -> str:
-    """Check that every file of the manifest is undamaged and that the store has no other files.
+    """Check that no file is damaged and that the store has no other files; return the detail of the check.
 
     Args:
         store: The store to check.
-        damage: Damaged files, as ``find_damage`` returns them.
-
-    Returns:
-        The detail of the check.
+        damage: Error of each damaged file of the manifest, from ``find_damage``.
 
     Raises:
-        VerifyError: Files are damaged or are not in the manifest.
+        VerifyError: Several files are damaged, or files are not in the manifest.
+        StoreError: One file is damaged; its error.
     """
-    existing = {
-        f"{folder}/{name}"
-        for folder in FOLDERS
-        for name in storage_of(store.path / folder).files()
-        if not name.rpartition("/")[2].startswith(".")
-    }
+    if len(damage) == 1:
+        raise next(iter(damage.values())) from None
     if damage:
-        raise _damage_error(store, list(damage.values()))
-    if unlisted := sorted(existing - set(store.manifest.files) - set(CARDS)):
-        raise VerifyError(
-            "the store contains files that are not in the manifest",
-            path=store.path,
-            found=", ".join(unlisted[:5]),
-            hint="If a command was interrupted, run it again. Otherwise remove these files.",
-        )
+        found = "; ".join(map(str, damage.values()))
+        raise VerifyError(f"{len(damage):,} files are damaged", path=store.path, found=found)
+    existing = {f"{folder}/{name}" for folder in _FOLDERS for name in storage_of(store.path / folder).files()}
+    # Hidden files are temporary files of killed stages, which the next stage removes.
+    visible = {name for name in existing if not name.rpartition("/")[2].startswith(".")}
+    if unlisted := sorted(visible - store.manifest.files.keys() - {*CARDS}):
+        reason, found = "the store contains files that are not in the manifest", ", ".join(unlisted[:5])
+        hint = "If a command was interrupted, run it again. Otherwise remove these files."
+        raise VerifyError(reason, path=store.path, found=found, hint=hint)
     return f"{len(store.manifest.files):,} files have the recorded digests"
-
-
-def _damage_error(store: Store, damage: list[StoreError]) -> VerifyError:
-    """Return an error that names every damaged file and the command that writes it again."""
-    if len(damage) > 1:
-        listed = "; ".join(str(error) for error in damage)
-        return VerifyError(f"{len(damage):,} files are damaged", path=store.path, found=listed)
-    (error,) = damage
-    return VerifyError(
-        error.reason, path=error.path, found=error.found, expected=error.expected, hint=error.hint
-    )
 
 
 def check_tables(store: Store) -> str:
@@ -67,76 +82,15 @@ def check_tables(store: Store) -> str:
         StoreError: A file has other columns or another number of rows.
         VerifyError: The rows of the files of a table do not add up to its count in the manifest.
     """
-    require_tables(store, store.manifest.files)
-    rows = dict.fromkeys(store.manifest.counts, 0)
-    for name, facts in store.manifest.files.items():
-        table = name.split("/")[0]
-        if table in rows:
-            rows[table] += facts.rows
-    if rows != store.manifest.counts:
-        raise VerifyError(
-            "the tables have other numbers of rows than the manifest records",
-            path=store.path,
-            found=rows,
-            expected=store.manifest.counts,
-        )
+    manifest = store.manifest
+    require_tables(store, manifest.files)
+    rows = {
+        table: sum(facts.rows for facts in manifest.files_in(table).values()) for table in manifest.counts
+    }
+    if rows != manifest.counts:
+        reason = "the tables have other numbers of rows than the manifest records"
+        raise VerifyError(reason, path=store.path, found=rows, expected=manifest.counts)
     return ", ".join(f"{count:,} {table}" for table, count in rows.items())
-
-
-def check_counts(store: Store) -> str:
-    """Check that records = positions + rejected, for each source and for the stage convert, by counting rows.
-
-    Raises:
-        VerifyError: The numbers differ, or the ids of the sources or of rejected records are wrong.
-    """
-    sources = _read(store, "sources", ["source_id", "name", "records", "positions", "rejected"])
-    counted = _read(store, "rejected", ["source_id"])["source_id"].value_counts()
-    rejected = dict(zip(*(counted.field(i).to_pylist() for i in range(2)), strict=True))
-    if sources["source_id"].to_pylist() != list(range(sources.num_rows)):
-        raise VerifyError("the ids of the sources are not 0, 1, 2, …", path=store.path / "sources")
-    for row in sources.to_pylist():
-        part = store.manifest.files.get(f"positions/part-{row['source_id']:06d}.parquet")
-        found = (part.rows if part else 0, rejected.get(row["source_id"], 0))
-        if found != (row["positions"], row["rejected"]) or row["records"] != sum(found):
-            raise VerifyError(
-                "the records of a source do not add up",
-                path=row["name"],
-                found=f"{found[0]:,} positions and {found[1]:,} rejected records",
-                expected=f"{row['positions']:,} and {row['rejected']:,}, {row['records']:,} in total",
-            )
-    records, positions = (sum(sources[name].to_pylist()) for name in ("records", "positions"))
-    recounted = {"records": records, "positions": positions, "rejected": records - positions}
-    stated = store.manifest.stages.get("convert", {})
-    if not recounted.items() <= stated.items() or positions != store.manifest.counts.get("positions", 0):
-        raise VerifyError(
-            "the totals of the sources differ from those in the manifest", found=recounted, expected=stated
-        )
-    if unknown := sorted(set(rejected) - set(range(sources.num_rows))):
-        raise VerifyError(
-            "rejected records belong to a source that does not exist",
-            path=store.path / "rejected",
-            found=f"source {unknown[0]}",
-        )
-    return f"{records:,} = {positions:,} + {records - positions:,} in {sources.num_rows:,} sources"
-
-
-def check_dense_ids(store: Store, table: str, column: str) -> str:
-    """Check that the ids in ``column`` are 0, 1, 2, … across the parts of a table, in order.
-
-    Raises:
-        VerifyError: They are not.
-    """
-    expected = 0
-    for path in store.files(table):
-        with open_parquet(path) as file:
-            for batch in file.iter_batches(columns=[column]):
-                ids = batch.column(0).to_numpy()
-                if not (ids == np.arange(expected, expected + len(ids))).all():
-                    raise VerifyError(
-                        f"{column}s are not consecutive", path=path, expected=f"from {expected}"
-                    )
-                expected += len(ids)
-    return f"0 to {expected - 1:,}" if expected else "none"
 
 
 def check_stage(store: Store, stage: str) -> str:
@@ -148,22 +102,111 @@ def check_stage(store: Store, stage: str) -> str:
     """
     store.require_stage(stage)
     from_store = stage in ("shuffle", "pickles-original")
+    # The other stages read the shuffled positions, whose number may be lower.
     before = store.manifest.counts if from_store else store.manifest.stages["shuffle"]
     lineage = store.manifest.stages[stage]
     left_out = sum(lineage.get("left_out", {}).values())  # only a shuffle can leave out positions
     read, accounted = before["positions"], lineage["positions"] + lineage["rejected"] + left_out
     if read != accounted:
-        raise VerifyError(
-            f"the output of the {stage} stage does not account for all positions",
-            found=f"{accounted:,}",
-            expected=f"{read:,}",
-        )
+        reason = f"the output of the {stage} stage does not account for all positions"
+        raise VerifyError(reason, found=f"{accounted:,}", expected=f"{read:,}")
     excluded = f" + {left_out:,} excluded by options" if left_out else ""
     return f"{read:,} = {lineage['positions']:,} + {lineage['rejected']:,}{excluded}"
 
 
-def _read(store: Store, folder: str, columns: list[str]) -> pa.Table:
-    files = store.files(folder)
-    if not files:
-        return pa.table({name: pa.array([], pa.int32()) for name in columns})
-    return pa.concat_tables([read_parquet(path, columns) for path in files])
+# --- rows that must not exist ---------------------------------------------------------------------------
+
+RULED: Final = ("in = out + rejected", "position ids", "game ids", "games", "game values")
+"""The checks of the rules in ``rules.sql``."""
+_RULE: Final = re.compile(r"^-- ([^|\n]+) \| (\w+) \| (\w+) \| (.+)\n((?s:.+?);)$", re.MULTILINE)
+"""Check, table, kind of the record, what is expected, and the query."""
+
+
+def find_broken_rules(store: Store, limits: dict[str, Any]) -> dict[str, VerifyError]:
+    """Return the checks of ``rules.sql`` that fail, each with the error of the first row that breaks a rule.
+
+    Args:
+        store: The store to check.
+        limits: Memory and threads of the DuckDB session.
+
+    Raises:
+        StoreError: A table cannot be read.
+    """
+    counts, convert = store.manifest.counts, store.manifest.stages.get("convert", {})
+    names = {"splits": SPLITS, "end_reasons": END_REASONS, "swaps": SWAPS}
+    values: dict[str, Any] = {name: ", ".join(map(quote, each)) for name, each in names.items()}
+    # -1 differs from any total, if the manifest has no such stage. The counts of rejected records are those
+    # that the stage states.
+    values |= counts | {name: convert.get(name, -1) for name in ("records", "rejected")}
+    values |= {
+        "converted": convert.get("positions", -1),
+        "cells": (store.manifest.board_size or 1) ** 2,
+        "test": convert.get("test", 0.0),
+        "held_out": convert.get("test", 0.0) + convert.get("val", 0.0),
+    }
+    text = (resources.files("hexdata.verify") / "rules.sql").read_text(encoding="utf-8")
+    broken: dict[str, VerifyError] = {}
+    with duckdb_session(**limits, store=store.path) as con:
+        _create_tables(store, con)
+        # The statistics of a file may be as wrong as its values, and DuckDB would not look at these.
+        con.execute("SET disabled_optimizers = 'statistics_propagation'")
+        for check, table, kind, expected, query in _RULE.findall(text):
+            # One range of games after another, where the query has a range.
+            for first in range(0, counts["games"], _RANGE) if "$first" in query else [0]:
+                values |= {"first": first, "last": first + _RANGE - 1}
+                bad = Template(query.rstrip(";")).substitute(values)
+                for number, found in con.sql(f"SELECT * FROM ({bad}) ORDER BY ALL LIMIT 1").fetchall():
+                    expects = Template(expected).substitute(values)
+                    record, path = f"{kind} {number}", store.path / table
+                    error = VerifyError(
+                        _INVALID, path=path, record=record, found=found, expected=expects, hint=_HINT
+                    )
+                    broken.setdefault(check, error)
+    return broken
+
+
+def _create_tables(store: Store, con: DuckDBPyConnection) -> None:
+    """Create the tables that the rules read: those of the store, with the location of each row, and files."""
+    rows = []
+    for table in STAGES["convert"]:
+        files, first_row = store.manifest.files_in(table), 0
+        for path, facts in files.items():
+            # Of part-000012.parquet, and of part-000012-1.parquet, which is part 12 with more columns.
+            part = int(re.split("[-.]", path)[1])
+            rows.append((table, path.rpartition("/")[2], part, first_row, facts.rows))
+            first_row += facts.rows
+        if files:
+            found = read_parquet_sql(store.files(table), row_location=True)
+            # Without the folder, which is written differently for an object store.
+            file = f"'{table}' AS folder, parse_filename(filename, false, 'both_slash') AS file"
+            con.execute(f"CREATE VIEW {table} AS SELECT * EXCLUDE filename, {file} FROM {found}")
+        else:
+            schema = table_schema(table, store.manifest.board_size, store.manifest.targets)
+            more = [("folder", pa.string()), ("file", pa.string()), ("file_row_number", pa.int64())]
+            con.register(table, pa.schema([*schema, *pa.schema(more)]).empty_table())
+    con.execute(
+        "CREATE TABLE files (folder VARCHAR, file VARCHAR, part BIGINT, first_row BIGINT, rows BIGINT)"
+    )
+    for row in rows:
+        con.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", row)
+
+
+def check_position_values(store: Store) -> str:
+    """Check that every position has a valid board, move, policy, value and labels.
+
+    Raises:
+        VerifyError: A value is invalid; the error names the first one.
+    """
+    size = store.manifest.board_size
+    schema = positions_schema(size or 1, store.manifest.targets)
+    for path in store.files("positions") if size is not None else ():
+        row = 0
+        with open_parquet(path, schema) as file:
+            for batch in read_batches(file, schema):
+                if (bad := find_bad_position(batch)) is not None:
+                    record = f"row {row + bad.row}"
+                    raise VerifyError(
+                        _INVALID, path=path, record=record, found=bad.found, expected=bad.expected, hint=_HINT
+                    )
+                row += batch.num_rows
+    return f"all values of {store.manifest.counts['positions']:,} positions are valid"

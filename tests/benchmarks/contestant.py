@@ -45,8 +45,6 @@ def ours(folder: Path, **options: Any) -> RunEpoch:
     return lambda epoch: iter(loader)
 
 
-LARGE_BATCH = 16_384
-"""Batch size that trainers of nnue-pytorch use."""
 FILL_ONLY = {"board": "fill", "planes": 2, "fields": ("board", "value")}
 
 
@@ -86,11 +84,8 @@ OURS = {
     "exact-of-store": lambda folder: ours(folder / "store", mode="exact"),
     "games": of_games,
     "games-uint8": partial(of_games, board="uint8"),
-    "games-uint8-moves": partial(of_games, board="uint8", fields=("board", "move", "value")),
     "games-fill": partial(of_games, **FILL_ONLY),
-    "games-threads": partial(of_games, threads=WORKERS),
     "games-fill-threads": partial(of_games, threads=WORKERS, **FILL_ONLY),
-    "games-fill-large-threads": partial(of_games, threads=WORKERS, batch_size=LARGE_BATCH, **FILL_ONLY),
     "workers": in_workers,
     "workers-packed": in_workers_packed,
 }

@@ -1,16 +1,15 @@
 """Positions for the compared loaders: shards for hexdata, and the same records for the others.
 
-Run as a script: ``positions.py FOLDER POSITIONS`` generates random positions. ``positions.py FOLDER POSITIONS
-hollow`` generates shards of the right sizes that need little disk space, and ``repeated`` instead of
-``hollow`` generates shards that repeat a million random positions with different ids, which is fast.
+Run as a script: ``positions.py FOLDER POSITIONS`` generates random positions.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from hexdata.schema import NO_MOVE
 from hexdata.shards.blocks import block_fields
 from hexdata.shards.format import ShardWriter
 from hexdata.shards.manifest import ShardEntry, ShardManifest
+from hexdata.store.files import digest_file
 
 N = 13
 CELLS = N * N
@@ -32,8 +32,6 @@ RECORD = np.dtype([("board", "u1", 43), ("move", "<u2"), ("value", "<f4"), ("pla
 """One position as the other loaders store it: packed as in shards, 50 bytes."""
 
 Records = npt.NDArray[Any]
-REPEATED_BLOCKS = 256
-"""Number of different blocks in shards of repeated positions."""
 BATCH_OPTIONS = BatchOptions(planes=3)
 
 
@@ -73,74 +71,45 @@ def full_blocks(records: Records) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
     """Yield the records as blocks with all the fields of a shard."""
     for start in range(0, len(records), BLOCK):
         part = records[start : start + BLOCK]
-        block = hollow_block(len(part)) | {name: part[name] for name in RECORD.names or ()}
+        block = empty_block(len(part)) | {name: part[name] for name in RECORD.names or ()}
         yield block | {"position_id": np.arange(start, start + len(part))}
 
 
-def repeated_blocks(positions: int) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
-    """Yield blocks that repeat the same random positions, with ascending ids."""
-    blocks = list(full_blocks(make_records(min(positions, REPEATED_BLOCKS * BLOCK))))
-    for start in range(0, positions, BLOCK):
-        rows = min(BLOCK, positions - start)
-        block = {name: array[:rows] for name, array in blocks[start // BLOCK % len(blocks)].items()}
-        yield block | {"position_id": np.arange(start, start + rows)}
-
-
-def hollow_block(positions: int) -> dict[str, npt.NDArray[Any]]:
+def empty_block(positions: int) -> dict[str, npt.NDArray[Any]]:
     """Return a block of zeros with all the fields of a shard."""
     fields = block_fields(N, with_policy=False)
     return {name: np.zeros((positions, *spec.shape), spec.dtype) for name, spec in fields.items()}
 
 
-def hollow_blocks(positions: int) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
-    """Yield ``count`` positions as blocks of zeros."""
-    whole = hollow_block(BLOCK)
-    for start in range(0, positions, BLOCK):
-        yield whole if start + BLOCK <= positions else hollow_block(positions - start)
-
-
-class Hollow:
-    """A file whose data, all zeros, is stored as holes: headers and sizes are those of real shards."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def write(self, data: bytes | memoryview) -> int:
-        if len(data) >= BLOCK:
-            self._file.truncate(self._file.seek(len(data), 1))
-            return len(data)
-        return self._file.write(data)
-
-
-def write_shards(folder: Path, blocks: Iterator[Mapping[str, npt.NDArray[Any]]], hollow: bool) -> None:
-    """Write blocks as the shards of ``train`` with their manifest, without digests."""
+def write_shards(folder: Path, blocks: Iterator[Mapping[str, npt.NDArray[Any]]]) -> None:
+    """Write blocks as the shards of ``train`` with their manifest."""
     entries: list[ShardEntry] = []
     keyed = enumerate(blocks)
-    item = next(keyed, None)
-    while item is not None:
+    while shard := list(itertools.islice(keyed, SHARD // BLOCK)):
         name = f"train-{len(entries):06d}.tar"
         with (folder / name).open("wb") as file:
-            writer = ShardWriter(Hollow(file) if hollow else file)  # type: ignore[arg-type]
-            while item is not None and writer.positions < SHARD:
-                writer.write_block(*item)
-                item = next(keyed, None)
+            writer = ShardWriter(file)
+            for key, block in shard:
+                writer.write_block(key, block)
             writer.close()
-            entries.append(writer.entry(name, "0" * 64))
-    manifest = ShardManifest(N, "blocks", BLOCK, SHARD, 0, block_fields(N, False), {"train": entries})
+        entries.append(writer.entry(name, digest_file(folder / name)[1]))
+    manifest = ShardManifest(
+        board_size=N,
+        layout="blocks",
+        block_size=BLOCK,
+        shard_size=SHARD,
+        seed=0,
+        fields=block_fields(N, False),
+        splits={"train": entries},
+    )
     (folder / "manifest.json").write_bytes(manifest.dumps())
 
 
-def main(folder: Path, positions: int, kind: str) -> None:
-    if kind == "hollow":
-        write_shards(folder, hollow_blocks(positions), hollow=True)
-        return
-    if kind == "repeated":
-        write_shards(folder, repeated_blocks(positions), hollow=False)
-        return
+def main(folder: Path, positions: int) -> None:
     records = make_records(positions)
     np.save(folder / "records.npy", records.view(np.uint8).reshape(positions, RECORD.itemsize))
-    write_shards(folder, full_blocks(records), hollow=False)
+    write_shards(folder, full_blocks(records))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), " ".join(sys.argv[3:]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -2,50 +2,41 @@
 
 from __future__ import annotations
 
-import functools
 import gzip
 import itertools
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.demo import DemoOptions, make_legacy
 from hexdata.formats import open_source
+from tests.benchmarks.watched import MEMORY, watch_hexdata, write_games
 
 pytestmark = pytest.mark.usefixtures("hex_ai")
 
-N = 13
-POSITIONS = 100_000
+GAMES = 1_470
+"""Games of a file, of some 100,000 positions."""
 LARGE = 1_000_000
-VARIANTS = ["tuples", "dicts-player", "dicts-enums", "shuffled-with-ids"]
-TRMPH_TARGET = 500_000
-"""Positions a second and worker."""
-
-
-class Legacy(NamedTuple):
-    """A file of one variant."""
-
-    path: Path
-    positions: int
+LAYOUTS = {"tuples": "v1-tuples", "dicts-player": "v2-dicts", "dicts-enums": "v2-enums"}
+VARIANTS = [*LAYOUTS, "shuffled-with-ids"]
 
 
 @pytest.fixture(scope="module")
-def legacy(tmp_path_factory: pytest.TempPathFactory, write_games, write_variant) -> Callable[[str], Legacy]:
-    """Return ``legacy(variant)``: a file of some ``POSITIONS`` positions, in a folder of its own."""
+def legacy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A file of each variant."""
     folder = tmp_path_factory.mktemp("legacy")
-    games = write_games(folder / "games", POSITIONS)
-
-    @functools.cache
-    def make(variant: str) -> Legacy:
-        (folder / variant).mkdir()
-        path = folder / variant / "games_processed.pkl.gz"
-        return Legacy(path, write_variant(path, variant, games))
-
-    return make
+    make_legacy(folder / "demo", DemoOptions(games=8 * GAMES))
+    files = {name: min((folder / "demo" / layout).glob("*.pkl.gz")) for name, layout in LAYOUTS.items()}
+    store = folder / "store"
+    watch_hexdata("convert", files["dicts-player"], store)
+    watch_hexdata("shuffle", store, "--buckets", "1")
+    watch_hexdata("export", store, "--format", "pickle")
+    return files | {
+        "shuffled-with-ids": max((store / "pickles").rglob("*.gz"), key=lambda p: p.stat().st_size)
+    }
 
 
 def bare_load(path: Path) -> None:
@@ -61,38 +52,28 @@ def read_all(path: Path) -> int:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_reading(legacy, versus, variant):
-    path, positions = legacy(variant)
-    assert versus(lambda: read_all(path), lambda: bare_load(path), positions) > 1
+    path = legacy[variant]
+    assert versus(lambda: read_all(path), lambda: bare_load(path), read_all(path)) > 1
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_converting(legacy, versus, tmp_path, variant):
-    path, positions = legacy(variant)
-    stores = itertools.count()
+    path, stores = legacy[variant], itertools.count()
+    positions = read_all(path)
 
     def convert() -> None:
-        options = ConvertOptions(workers=1, value_convention="blue-is-0")
+        options = ConvertOptions(workers=1)
         assert convert_sources([path], tmp_path / f"store-{next(stores)}", options).positions == positions
 
     assert versus(convert, lambda: bare_load(path), positions, rounds=3) > 1
     shutil.rmtree(tmp_path)
 
 
-def test_reading_trmph(benchmark, tmp_path, write_games, report):
-    paths = sorted(write_games(tmp_path / "games", 2 * POSITIONS).iterdir())
-    positions = benchmark.pedantic(lambda: sum(map(read_all, paths)), rounds=5)
-    rate = positions / benchmark.stats.stats.median
-    report(f"{rate:,.0f} TRMPH positions/s a worker (target {TRMPH_TARGET:,})")
-    benchmark.extra_info.update(rate=rate, units=positions)
-
-
-def test_memory_of_one_large_file(tmp_path, write_games, write_variant, watch, memory, report):
-    games = write_games(tmp_path / "games", LARGE)
-    path = tmp_path / "games_processed.pkl.gz"
-    positions = write_variant(path, "dicts-enums", games)
-    done = watch("-m", "hexdata", "convert", path, tmp_path / "store", "--workers", "1")
-    report(
-        f"{done.peak / 1e6:,.0f} MB at the peak, {positions / done.seconds:,.0f} positions/s, {positions:,}"
-    )
-    assert positions >= LARGE
-    assert done.peak < memory
+def test_memory_of_one_large_file(tmp_path, report):
+    write_games(tmp_path / "games.trmph", LARGE)
+    watch_hexdata("convert", tmp_path / "games.trmph", tmp_path / "first", "--workers", "1")
+    watch_hexdata("export", tmp_path / "first", "--format", "pickle", "--order", "original")
+    (path,) = (tmp_path / "first" / "pickles").rglob("*.gz")
+    done = watch_hexdata("convert", path, tmp_path / "store", "--workers", "1")
+    report(f"{done.peak / 1e6:,.0f} MB at the peak, {LARGE / done.seconds:,.0f} positions/s, {LARGE:,}")
+    assert done.peak < MEMORY

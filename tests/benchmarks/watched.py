@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,12 @@ from typing import IO
 
 import psutil
 
+from hexdata.demo.games import make_games
+from hexdata.formats.trmph import write_trmph
+
+MEMORY = 1_000_000_000
+"""The budget of every stage, all its processes together, in bytes."""
+POSITIONS_PER_GAME = 68
 SAMPLE_SECONDS = 0.02
 CHILDREN_SECONDS = 0.5
 """Seconds between two searches for new child processes, which take longer than reading their memory."""
@@ -52,6 +59,17 @@ def watch(command: Sequence[str], *, stdout: int | IO[str], cwd: Path | None = N
         raise subprocess.CalledProcessError(status, command)
     processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Watched(seconds, processor, peak, 512 * (after.ru_oublock - before.ru_oublock))
+
+
+def watch_hexdata(*arguments: object) -> Watched:
+    """Run a command of hexdata."""
+    command = [sys.executable, "-m", "hexdata", *map(str, arguments)]
+    return watch(command, stdout=subprocess.DEVNULL)
+
+
+def write_games(path: Path, positions: int) -> None:
+    """Write a text of generated games with at least so many positions."""
+    write_trmph(path, make_games(-(-positions // POSITIONS_PER_GAME), 1, 13), 13)
 
 
 def _processes(pid: int) -> list[psutil.Process]:

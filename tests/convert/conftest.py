@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hexdata.board import BLUE, replay, unpack_boards
+from hexdata.board import BLUE, format_moves
 from hexdata.convert import ConvertOptions, ConvertResult, convert_sources
 from hexdata.demo.games import DemoGame
 from hexdata.progress import SILENT, Progress
 from hexdata.store import Store
 from tests.conftest import DERIVED
 from tests.demo_games import demo_games
-from tests.legacy_pickles import Player, Winner, save_pickle
+from tests.legacy_pickles import save_pickle
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -29,12 +29,15 @@ Example = dict[str, Any]
 Array = npt.NDArray[Any]
 
 
+def flat(games: Iterable[list[Example]]) -> list[Example]:
+    """Return the examples of games in one list."""
+    return [example for game in games for example in game]
+
+
 class Make:
     """Writes legacy files below a folder. Boards are ``n`` x ``n``, small so that tests are quick."""
 
     n = 5
-    Player = Player
-    Winner = Winner
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -50,11 +53,18 @@ class Make:
         first_player: int = BLUE,
         **more: Any,
     ) -> list[Example]:
-        """Return the examples of one game as v2 dicts without ``player_to_move``, in ascending ply."""
+        """Return the examples of one game as v2 dicts without ``player_to_move``, in ascending ply.
+
+        A stone on an occupied cell replaces the other stone.
+        """
         moves, winner = game
+        boards = np.zeros((len(moves) + 1, 2, self.n * self.n), np.float32)
+        for ply, move in enumerate(moves):
+            boards[ply + 1 :, :, move] = 0
+            boards[ply + 1 :, (ply + first_player) % 2, move] = 1
         return [
             {
-                "board": board.astype(np.float32),
+                "board": board.reshape(2, self.n, self.n),
                 "policy": self.policy(moves[ply]) if ply < len(moves) else None,
                 "value": float(winner),
                 "metadata": {
@@ -66,8 +76,29 @@ class Make:
                     **copy.deepcopy(more),
                 },
             }
-            for ply, board in enumerate(replay(moves, self.n, first_player))
+            for ply, board in enumerate(boards)
         ]
+
+    def repeating(self, number: int = 0, at: int = 6, of: int = 1, tail: int = 3) -> DemoGame:
+        """Return a game whose move at ply ``at`` is on the cell of ply ``of``."""
+        moves, winner = self.games(1, start=number)[0]
+        return DemoGame(np.concatenate([moves[:at], moves[of : of + 1], moves[at : at + tail]]), winner)
+
+    def shuffled(
+        self,
+        examples: list[Example],
+        folder: str = "set",
+        files: int = 2,
+        sources: Iterable[str] = ("x", "y"),
+    ) -> Path:
+        """Write examples in random order as the files of a shuffle, which list their sources in any order."""
+        order = np.random.default_rng(1).permutation(len(examples))
+        listed = [*sources]
+        for number, part in enumerate(np.array_split(order, files)):
+            stats = {"num_buckets": files, "bucket_id": number, "source_files": listed[:: (-1) ** number]}
+            name = f"{folder}/shuffled_{number:04d}.pkl.gz"
+            self.write(name, [examples[i] for i in part], shuffling_stats=stats)
+        return self.folder / folder
 
     def dicts(self, games: Iterable[DemoGame], file_idx: int = 0, **more: Any) -> list[list[Example]]:
         """Return the examples of games, one list per game, with ids of one file."""
@@ -93,10 +124,15 @@ class Make:
         return path
 
     def v1(self, name: str, games: Iterable[DemoGame]) -> Path:
-        return self.write(name, self.tuples(e for game in self.dicts(games) for e in game))
+        return self.write(name, self.tuples(flat(self.dicts(games))))
 
     def v2(self, name: str, games: Iterable[DemoGame], file_idx: int = 0) -> Path:
-        return self.write(name, [e for game in self.dicts(games, file_idx) for e in game])
+        return self.write(name, flat(self.dicts(games, file_idx)))
+
+    def lines(self, count: int, start: int = 0, newline: str = "\n") -> str:
+        """Return games as TRMPH, one line each."""
+        games = self.games(count, start=start)
+        return "".join(f"#{self.n},{format_moves(m, self.n)} {'br'[w]}{newline}" for m, w in games)
 
 
 @pytest.fixture
@@ -146,15 +182,10 @@ class Converted:
         row["evidence"] = json.loads(row["value_sense_evidence"])
         return row
 
-    def boards(self) -> Array:
-        """Return all boards: uint8 (N, 2, n, n)."""
-        packed = self.table("positions")["board"].to_pylist()
-        size = Store.open(self.path).manifest.board_size
-        assert size is not None
-        boards: Array = unpack_boards(
-            np.frombuffer(b"".join(packed), np.uint8).reshape(len(packed), -1), size
-        )
-        return boards.astype(np.uint8)
+    def notes(self, name: str = "a.pkl.gz") -> list[str]:
+        """Return the notes on the source whose name ends with ``name``."""
+        notes: list[str] = json.loads(self.source(name)["notes"] or "[]")
+        return notes
 
     def content(self, of_source: str = "") -> dict[bytes, list[tuple[Any, ...]]]:
         """Return the positions of each game by ``game_hash``, in ascending ply, each with its labels.
@@ -166,10 +197,9 @@ class Converted:
         hashes = {g["game_id"]: g["game_hash"] for g in self.games() if g["source_id"] in chosen}
         plies: dict[int, list[tuple[Any, ...]]] = {game_id: [] for game_id in hashes}
         fields = ("position_in_game", "board", "move", "value", "player_to_move", "total_positions")
-        parts = [self.path / f"positions/part-{source_id:06d}.parquet" for source_id in chosen]
-        table = pa.concat_tables([pq.read_table(part, columns=["game_id", *fields]) for part in parts])
+        table = self.table("positions")
         for game_id, *labels in zip(*(table[name].to_pylist() for name in ("game_id", *fields)), strict=True):
-            if game_id is not None:
+            if game_id in plies:
                 plies[game_id].append(tuple(labels))
         content: dict[bytes, list[tuple[Any, ...]]] = {}
         for game_id, positions in plies.items():
@@ -195,9 +225,10 @@ class Convert:
 def convert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Convert:
     """Return ``convert(*inputs, store="store", progress=…, **options)``, which returns a ``Converted``.
 
-    The database is not written, which takes a fifth of the time of a small store.
+    The database and the cards are not written, which take a third of the time of a small store.
     """
-    monkeypatch.setattr("hexdata.convert.write_database", lambda store: None)
+    for name in ("write_database", "write_cards"):
+        monkeypatch.setattr(f"hexdata.convert.{name}", lambda store: None)
     return Convert(tmp_path)
 
 
@@ -223,4 +254,4 @@ def no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, **options: object) -> None:
         raise AssertionError(f"{path} was read again")
 
-    monkeypatch.setattr("hexdata.convert.spool.open_source", refuse)
+    monkeypatch.setattr("hexdata.convert.read.open_source", refuse)

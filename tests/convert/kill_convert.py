@@ -1,9 +1,7 @@
-"""Converts into copies of a store and kills itself with SIGKILL.
+"""Converts into a store and kills itself with SIGKILL.
 
 Run as a script: ``kill_convert.py MODE ARGUMENTS``.
 
-``changes``: one copy per change of a name on disk, killed right before it, with one worker. A name changes
-when a file is renamed or removed. Nothing else that a later run can see changes in between.
 ``requests``: a new store per N-th request to an object store, killed right before it.
 ``stage``: killed in the middle of a stage while worker processes run; their ids are printed first.
 """
@@ -13,59 +11,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import shutil
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow as pa
 
-from hexdata.convert import ConvertOptions, convert_sources
+from hexdata.convert import ConvertOptions, convert_sources, run
 from hexdata.progress import Silent
-
-
-def kill_self() -> None:
-    sys.stdout.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def kill_before_change(moment: int) -> None:
-    """Kill this process right before it changes a name on disk for the ``moment``-th time, from 0."""
-    moments = itertools.count()
-
-    def killing(change: Callable[..., Any]) -> Callable[..., Any]:
-        def killing_change(*args: Any, **kwargs: Any) -> Any:
-            if next(moments) == moment:
-                kill_self()
-            return change(*args, **kwargs)
-
-        return killing_change
-
-    Path.replace = killing(Path.replace)  # type: ignore[method-assign]
-    Path.unlink = killing(Path.unlink)  # type: ignore[method-assign]
-    shutil.rmtree = killing(shutil.rmtree)  # type: ignore[assignment]
-
-
-def changes(store: str, inputs: str, folder: str, first: str, step: str) -> None:
-    """Create one store per step-th moment in ``folder``; each starts as a copy of ``store``, if it exists."""
-    pa.array([0])  # imports pandas, if installed, once instead of in every child
-    for moment in itertools.count(int(first), step=int(step)):
-        copy = Path(folder, f"{moment:03d}")
-        if Path(store).exists():
-            shutil.copytree(store, copy)
-        child = os.fork()
-        if not child:
-            kill_before_change(moment)
-            convert_sources([inputs], copy, ConvertOptions(workers=1, max_reject_rate=1.0))
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0, "the run failed"
-            shutil.rmtree(copy)
-            return
 
 
 def requests(inputs: str, store: str, step: str) -> None:
@@ -82,7 +35,7 @@ def requests(inputs: str, store: str, step: str) -> None:
                 self: Any, *args: Any, count: Any = count, send: Any = send, last: int = moment
             ) -> Any:
                 if next(count) == last:
-                    kill_self()
+                    os.kill(os.getpid(), signal.SIGKILL)
                 return await send(self, *args)
 
             AioBaseClient._make_api_call = killing
@@ -105,11 +58,12 @@ class KillsAfterStage(Silent):
 
     def advance(self, amount: int) -> None:
         if amount and self.current == self.stage:
-            print(*(child.pid for child in psutil.Process().children(recursive=True)))
-            kill_self()
+            print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stage(store: str, inputs: str, name: str) -> None:
+    run._BATCH_WEIGHT = 1  # a task for each source
     convert_sources(
         [inputs],
         store,
@@ -128,4 +82,4 @@ def running_processes(printed: str) -> list[psutil.Process]:
 
 
 if __name__ == "__main__":
-    {"changes": changes, "requests": requests, "stage": stage}[sys.argv[1]](*sys.argv[2:])
+    {"requests": requests, "stage": stage}[sys.argv[1]](*sys.argv[2:])

@@ -1,79 +1,43 @@
-"""After a kill at any moment, the same command gives the bytes of an undisturbed run."""
+"""After a kill at any moment, the same command gives the bytes of an undisturbed run.
+
+``tests/promises/test_advice.py`` kills every stage before changes of the disk; here, conversions that it
+does not have.
+"""
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import time
-from itertools import chain
-from pathlib import Path
 
 import psutil
 import pytest
 
-from hexdata.convert.spool import Spool
-from hexdata.errors import RejectRateError, StoreError, StoreLockedError
-from hexdata.formats.trmph import write_trmph
+from hexdata.convert import publish, run
+from hexdata.errors import StoreError
 from hexdata.progress import Silent
-from hexdata.store import Store
 from hexdata.verify import verify_store
+from tests.convert.conftest import flat
 from tests.convert.kill_convert import running_processes
 from tests.pairs import FULL
-
-KILL_CONVERT = Path(__file__).parent / "kill_convert.py"
-ROOT = Path(__file__).parents[2]
-
-
-def run_kill_convert(*arguments):
-    command = [sys.executable, str(KILL_CONVERT), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=ROOT)
 
 
 @pytest.fixture
 def sources(make):
     """Three sources: tuples with a rejected record, a shuffled file and a broken file."""
-    examples = make.tuples(chain.from_iterable(make.dicts(make.games(3))))
+    examples = make.tuples(flat(make.dicts(make.games(3))))
     make.write("a.pkl.gz", [*examples, (examples[0][0] + 2, None, 0.0)])
-    mixed = list(chain.from_iterable(make.dicts(make.games(4, start=3))))
+    mixed = flat(make.dicts(make.games(4, start=3)))
     make.write("shuffled_0000.pkl.gz", mixed[::-1], shuffling_stats={"source_files": ["x"]})
     make.write_bytes("z.pkl.gz", b"not a pickle")
     return make.folder
 
 
-STEP = 2 if FULL else 5
-"""Distance between the changes at which the plain run kills."""
-
-
-@pytest.mark.parametrize(("adding", "first"), [(False, 0), (True, 1)])
-def test_killed_before_any_change_on_disk(sources, make, convert, tmp_path, adding, first):
-    started = tmp_path / "begun"
-    if adding:
-        convert(make.v2("b.pkl.gz", make.games(2, start=5)), store="begun")
-    result = run_kill_convert("changes", started, sources, tmp_path / "killed", first, STEP)
-    assert result.returncode == 0, result.stderr
-    killed = sorted((tmp_path / "killed").iterdir())
-    assert len(killed) >= 24 // STEP
-    if adding:
-        shutil.copytree(started, tmp_path / "undisturbed")
-    undisturbed = convert(sources, store="undisturbed", max_reject_rate=1.0)
-    for store in killed:
-        assert manifest_of(store) in (manifest_of(started), manifest_of(undisturbed.path))
-        again = convert(sources, store=f"killed/{store.name}", max_reject_rate=1.0)
-        assert again.files() == undisturbed.files(), store.name
-
-
-def manifest_of(store):
-    """Return the bytes of the manifest, or None. It changes only once, after all other files."""
-    path = store / "manifest.json"
-    return path.read_bytes() if path.exists() else None
-
-
-@pytest.mark.parametrize("stage", ["read", "write"])
+@pytest.mark.parametrize("stage", ["read", "write"] if FULL else ["write"])
 def test_killed_with_workers_at_work(sources, convert, tmp_path, stage):
-    result = run_kill_convert("stage", tmp_path / "store", sources, stage)
+    command = [sys.executable, "-m", "tests.convert.kill_convert", "stage"]
+    command += [str(tmp_path / "store"), str(sources), stage]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == -signal.SIGKILL, result.stderr
     assert len(result.stdout.split()) >= 2
     assert psutil.wait_procs(running_processes(result.stdout), timeout=300)[1] == []
@@ -98,124 +62,66 @@ class StopsAfter(Silent):
             raise KeyboardInterrupt("stopped")
 
 
-def stop_after(stage, convert, *inputs, sources=1, **options):
+@pytest.mark.usefixtures("one_source_a_batch")
+@pytest.mark.parametrize("damaged", ["nothing", "raw.arrow", "*.parquet"])
+def test_what_an_interrupted_run_wrote_is_used_if_it_is_intact(sources, convert, tmp_path, request, damaged):
+    """Sources are not read again; a damaged or missing temporary file or part is made again."""
+    stage = "read" if damaged == "raw.arrow" else "write"
     with pytest.raises(KeyboardInterrupt):
-        convert(*inputs, progress=StopsAfter(stage, sources), **{"max_reject_rate": 1.0, **options})
-
-
-def test_sources_are_not_read_again(sources, convert, request):
-    stop_after("write", convert, sources)
-    request.getfixturevalue("no_reader")
-    assert convert(sources, max_reject_rate=1.0).result.sources == 3
-
-
-@pytest.mark.parametrize("change", ["lost", "flipped"])
-def test_a_spool_that_was_damaged_is_read_again(sources, convert, tmp_path, change):
-    stop_after("read", convert, sources)
-    for path in (tmp_path / "store" / ".work").rglob("r*w*.arrow"):  # raw and rows
+        convert(sources, progress=StopsAfter(stage, 1 if damaged == "nothing" else 2), max_reject_rate=1.0)
+    paths = sorted((tmp_path / "store").rglob(damaged))
+    assert bool(paths) == (damaged != "nothing")
+    for number, path in enumerate(paths):
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
-        path.unlink() if change == "lost" else path.write_bytes(data)
+        path.unlink() if number and stage == "read" else path.write_bytes(data)
+    if damaged == "nothing":
+        request.getfixturevalue("no_reader")
     made = convert(sources, max_reject_rate=1.0)
+    request.getfixturevalue("monkeypatch").undo()
     assert made.files() == convert(sources, store="undisturbed", max_reject_rate=1.0).files()
 
 
-def test_a_part_that_was_damaged_is_written_again(sources, convert, tmp_path):
-    stop_after("write", convert, sources, sources=2)
-    for path in (tmp_path / "store" / "positions").iterdir():
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-    made = convert(sources, max_reject_rate=1.0)
-    assert made.files() == convert(sources, store="undisturbed", max_reject_rate=1.0).files()
-
-
-def test_a_spool_that_has_lost_its_positions_is_not_published(sources, convert, tmp_path, monkeypatch):
-    monkeypatch.setattr(Spool, "is_intact", lambda spool, facts: True)
-    stop_after("read", convert, sources)
-    for path in (tmp_path / "store" / ".work").rglob("r*w*.arrow"):  # raw and rows
-        path.unlink()
-    with pytest.raises(
-        StoreError, match="positions are missing from the temporary files of this source; found 0; expected"
-    ):
-        convert(sources, max_reject_rate=1.0)
-
-
-def test_a_run_with_other_sources_removes_parts_of_an_interrupted_run(sources, make, convert, tmp_path):
-    """No manifest lists the parts of the first run."""
-    stop_after("write", convert, sources, sources=2)
-    assert len(list((tmp_path / "store" / "positions").iterdir())) == 2
-    shutil.rmtree(sources)
-    store = convert(make.v2("other.pkl.gz", make.games(2)))
-    assert store.files() == convert(make.folder, store="undisturbed").files()
-    assert verify_store(store.path).ok
-
-
-@pytest.mark.parametrize("options", [{"value_convention": "blue-is-1"}, {"val": 0.4}, {"test": 0.4}])
-def test_parts_of_an_interrupted_run_are_not_reused_with_other_options(make, convert, options):
-    for name, start in (("a.pkl.gz", 0), ("b.pkl.gz", 9)):
-        examples = list(chain.from_iterable(game[:-1] for game in make.dicts(make.games(9, start=start))))
-        for example in examples:
-            example["metadata"]["winner"] = None  # nothing shows the sense
-        make.write(name, examples)
-    first = {"value_convention": "blue-is-0"}
-    stop_after("write", convert, make.folder, **first)
-    store = convert(make.folder, **{**first, **options})
-    assert store.files() == convert(make.folder, store="undisturbed", **{**first, **options}).files()
-
-
-def test_a_run_that_publishes_nothing_leaves_the_store_as_it_was(sources, make, convert):
-    store = convert(make.v2("b.pkl.gz", make.games(2, start=5)))
-    before = store.files()
-    with pytest.raises(RejectRateError):
-        convert(sources, max_reject_rate=0.0)
-    after = {file_name: c for file_name, c in store.files().items() if not file_name.startswith(".work/")}
-    assert after == before
-
-
-def test_two_runs_at_once_are_refused(sources, convert, tmp_path):
-    holder = Store.open_or_create(tmp_path / "store")
-    with holder.writing("convert"), pytest.raises(StoreLockedError, match=f"process {os.getpid()}"):
-        convert(sources, max_reject_rate=1.0)
-    assert convert(sources, max_reject_rate=1.0).result.sources == 3
-
-
-GAMES = 40
-"""Number of times that each game is in a file: enough to be interrupted while workers read."""
-
-
-def test_ctrl_c_stops_cleanly_and_the_same_command_resumes(make, tmp_path):
-    """SIGINT is sent to the whole process group while workers run, as a terminal does."""
-    make.n = 9
-    make.folder.mkdir()
-    games = make.games(40)
-    for name in "ab":
-        write_trmph(make.folder / f"{name}.trmph", games * GAMES, make.n)
-        games.reverse()
-    command = [sys.executable, "-m", "hexdata", "convert", str(make.folder), str(tmp_path / "store")]
-    process = subprocess.Popen(
-        [*command, "--workers", "2"], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+@pytest.mark.usefixtures("one_source_a_batch")
+def test_what_an_interrupted_run_cut_off_is_not_rejected_by_a_run_of_fewer_files(make, convert):
+    game, others = make.game(make.repeating(), (0, 500)), flat(make.dicts(make.games(30, start=5)))
+    # Without the position of the repeated move, which is in the other file, nothing is cut off.
+    make.write(
+        "a.pkl.gz", [None, *game[:6], *game[7:], *others[::2]], shuffling_stats={"source_files": ["x"]}
     )
-    while not list((tmp_path / "store").rglob("*raw.arrow*")):
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.01)
-    workers = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert "again" in stderr
-    assert "Traceback" not in stderr
-    assert psutil.wait_procs(workers, timeout=300)[1] == []
-    assert not (tmp_path / "store" / "manifest.json").exists()
-    done = subprocess.run([*command, "--workers", "1"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert Store.open(tmp_path / "store").manifest.counts["games"] == 2 * 40 * GAMES
+    left = make.write("b.pkl.gz", [game[6], *others[1::2]], shuffling_stats={"source_files": ["x"]})
+    with pytest.raises(KeyboardInterrupt):
+        convert(make.folder, truncate_repeats=True, progress=StopsAfter("write", 1))
+    left.unlink()
+    made = convert(make.folder, truncate_repeats=True)
+    assert [row["reason"] for row in made.rows("rejected")] == ["example-layout"]
+    assert made.files() == convert(make.folder, store="undisturbed", truncate_repeats=True).files()
 
 
-def test_foreign_files_in_the_folder_are_kept(sources, convert, tmp_path):
-    """The file has the name of a temporary file, but is in a folder that hexdata does not use."""
-    foreign = tmp_path / "store" / ".git" / ".keep.1.tmp"
-    foreign.parent.mkdir(parents=True)
-    foreign.touch()
-    convert(sources, max_reject_rate=1.0)
-    assert foreign.exists()
+@pytest.mark.usefixtures("one_source_a_batch")
+def test_temporary_files_that_have_lost_positions_are_not_published(sources, convert, tmp_path, monkeypatch):
+    find = publish.find_duplicates
+
+    def removing(*arguments, **options):
+        find(*arguments, **options)
+        for path in (tmp_path / "store" / ".work").rglob("*.arrow"):
+            if path.name in ("raw.arrow", "rows.arrow", "positions.arrow"):
+                path.unlink()
+
+    monkeypatch.setattr(publish, "find_duplicates", removing)
+    with pytest.raises(StoreError, match="has 0 of 54 rows"):
+        convert(sources, max_reject_rate=1.0)
+
+
+def test_parts_of_an_interrupted_run_with_other_batches_are_not_used(make, convert, monkeypatch):
+    """A file of another board size is in a batch, but in no part: without it, a part has one more source."""
+    make.write_bytes("a.trmph", make.lines(1).encode())
+    make.write_bytes("c.trmph", make.lines(1, start=2).encode())
+    make.n = 9
+    left = make.write_bytes("b.trmph", make.lines(9).encode())
+    monkeypatch.setattr(run, "_BATCH_WEIGHT", 1000)
+    with pytest.raises(KeyboardInterrupt):
+        convert(make.folder, board_size=5, progress=StopsAfter("write", 2))
+    left.unlink()
+    made = convert(make.folder, board_size=5)
+    assert made.files() == convert(make.folder, store="undisturbed", board_size=5).files()

@@ -7,29 +7,21 @@ when Python exits. A cluster is therefore used for one module, and signal handle
 from __future__ import annotations
 
 import signal
-import time
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import contextmanager
 
-import psutil
 import pytest
 
-from hexdata.engine import LOCAL, Engine, open_engine
+from hexdata.engine import LOCAL, open_engine
 
 MAX_SECONDS = 180
 NODE = {"num_cpus": 1, "memory": 2 << 30, "object_store_memory": 80 << 20}
 
-END_SECONDS = 30
-
-Outlive = Callable[[Collection[psutil.Process]], list[psutil.Process]]
-
 
 @contextmanager
-def within(seconds: int) -> Iterator[None]:
+def within(seconds):
     """Raise TimeoutError if the block takes longer, for example because a cluster hangs."""
 
-    def expire(number: int, frame: object) -> None:
+    def expire(number, frame):
         raise TimeoutError(f"it took more than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, expire)
@@ -42,14 +34,14 @@ def within(seconds: int) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def bounded() -> Iterator[None]:
+def bounded():
     """Limit the time of each test. Fixtures of a wider scope have their own limits."""
     with within(MAX_SECONDS):
         yield
 
 
 @contextmanager
-def restored_signals() -> Iterator[None]:
+def restored_signals():
     """Restore the signal handlers that Ray replaces in this process."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
@@ -60,40 +52,9 @@ def restored_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    """Return whether a process runs. A zombie whose parent has died may never be removed."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _outlive(processes: Collection[psutil.Process]) -> list[psutil.Process]:
-    deadline = time.monotonic() + END_SECONDS
-    while (alive := [p for p in processes if _is_alive(p)]) and time.monotonic() < deadline:
-        psutil.wait_procs(alive, timeout=0.2)
-    return alive
-
-
-def _processes(node: Any) -> list[psutil.Process]:
-    """Return the processes of a node and their descendants."""
-    found = []
-    for _, started in node.live_processes():
-        with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(started.pid)
-            found += [process, *process.children(recursive=True)]
-    return found
-
-
-@pytest.fixture
-def outlive() -> Outlive:
-    """Return ``outlive(processes)``, which waits for processes to end and returns those that do not."""
-    return _outlive
-
-
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A head without CPUs and two nodes with one CPU each. All processes are ended afterwards."""
+def cluster():
+    """A head without CPUs and two nodes with one CPU each."""
     pytest.importorskip("ray", reason="the extra ray is not installed")
     from ray.cluster_utils import Cluster
 
@@ -113,16 +74,11 @@ def cluster() -> Iterator[Any]:
                 started.wait_for_nodes()
             yield started
         finally:
-            own = [process for node in started.list_all_nodes() for process in _processes(node)]
             started.shutdown()
-            alive = _outlive(own)
-            for process in alive:
-                process.kill()
-    assert not alive
 
 
 @pytest.fixture(scope="module")
-def shared_ray(cluster: Any) -> Iterator[Engine]:
+def shared_ray(cluster):
     """This process, connected to the cluster."""
     with within(MAX_SECONDS):
         connection = open_engine("ray", cluster.address)
@@ -134,26 +90,25 @@ def shared_ray(cluster: Any) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def ray_engine(shared_ray: Engine) -> Engine:
+def ray_engine(shared_ray):
     """The engine of the cluster."""
     return shared_ray
 
 
 @pytest.fixture(params=["local", "ray"])
-def engine(request: pytest.FixtureRequest) -> Engine:
+def engine(request):
     """Each engine in turn."""
     if request.param == "local":
         return LOCAL
-    found: Engine = request.getfixturevalue("ray_engine")
-    return found
+    return request.getfixturevalue("ray_engine")
 
 
 @pytest.fixture
-def third_node(cluster: Any) -> Iterator[Callable[..., Any]]:
+def third_node(cluster):
     """Return ``add(**arguments)``, a context with one more node; the test may remove it before the end."""
 
     @contextmanager
-    def add(**arguments: Any) -> Iterator[Any]:
+    def add(**arguments):
         node = cluster.add_node(**{**NODE, **arguments})
         cluster.wait_for_nodes()
         try:

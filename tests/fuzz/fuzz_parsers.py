@@ -5,13 +5,12 @@ targets are listed in ``TARGETS``; the docstring of each names what it compares.
 
     fuzz_parsers.py TARGET CORPUS [-runs=1000000 …]  guided by coverage; needs atheris, options of libFuzzer
     fuzz_parsers.py TARGET FILE                      one input, such as a failing one
-    fuzz_parsers.py --merge TARGET CORPUS            adds CORPUS to the committed inputs, without those that
-                                                     reach no new code
+    fuzz_parsers.py --add TARGET FILE                adds an input to the committed ones
     fuzz_parsers.py --sample SECONDS SEED [TARGET …] the committed inputs and random changes of them, without
                                                      atheris; SECONDS of processor time for all changes
 
-Each run prints the number of inputs by result and the processor time. Without coverage, a failing input is
-written to ``failing-TARGET-SEED-NUMBER`` in the current folder; libFuzzer writes ``crash-…``.
+Without coverage, a failing input is written to ``failing-TARGET-SEED-NUMBER`` in the current folder;
+libFuzzer writes ``crash-…``.
 """
 
 from __future__ import annotations
@@ -19,272 +18,136 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib
-import json
 import random
-import shlex
-import subprocess
 import sys
 import tempfile
 import time
 import zlib
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-HERE = Path(__file__).parent
-for _folder in (str(HERE.parents[1]), str(HERE)):
-    if _folder not in sys.path:
-        sys.path.insert(0, _folder)
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
 
-try:
-    import atheris
-except ImportError:
-    atheris = None
-
-__all__ = ["TARGETS", "Counts", "committed", "main", "sample", "target_class"]
-
-
-class Entry(NamedTuple):
-    """Where a target is, and the modules and packages whose coverage guides the fuzzer."""
-
-    module: str
-    name: str
-    instrumented: tuple[str, ...]
-
+__all__ = ["CORPUS", "TARGETS", "committed", "main", "make", "sample"]
 
 _LEGACY = "hexdata.formats.legacy"
-_JSON = "hexdata.strict_json"
-_INTERPRETER = tuple(f"{_LEGACY}.{name}" for name in ("unpickler", "opcodes", "memo", "allowlist", "buffer"))
-TARGETS = {
-    "pickle": Entry("pickle_targets", "PickleTarget", _INTERPRETER),
-    "pickle-rows": Entry("pickle_targets", "PickleRowsTarget", (_LEGACY,)),
-    "selfplay": Entry("pickle_targets", "SelfPlayTarget", (f"{_LEGACY}.games",)),
-    "trmph": Entry("text_targets", "TrmphTarget", ("hexdata.board",)),
-    "hexworld": Entry(
-        "text_targets",
-        "HexWorldTarget",
-        ("hexdata.formats.hexworld", "hexdata.formats.games", "hexdata.board"),
+TARGETS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "pickle": ("pickles.PickleTarget", tuple(f"{_LEGACY}.{n}" for n in ("unpickler", "allowlist", "stream"))),
+    "pickle-rows": ("pickles.PickleRowsTarget", (_LEGACY,)),
+    "text": (
+        "texts.TextTarget",
+        tuple(f"hexdata.formats.{n}" for n in ("games", "lines", "trmph", "sgf")),
     ),
-    "sgf": Entry("text_targets", "SgfTarget", ("hexdata.formats.sgf", "hexdata.formats.games")),
-    "text-file": Entry(
-        "text_targets",
-        "TextFileTarget",
-        ("hexdata.formats.games", "hexdata.formats.trmph", "hexdata.formats.hexworld"),
-    ),
-    "run-header": Entry("text_targets", "RunHeaderTarget", ("hexdata.formats.run_header",)),
-    "member": Entry("binary_targets", "MemberTarget", ("hexdata.shards.tar_members",)),
-    "shard": Entry(
-        "binary_targets", "ShardTarget", ("hexdata.shards.tar_members", "hexdata.shards.block_check")
-    ),
-    "npz": Entry("binary_targets", "NpzTarget", ("hexdata.formats.npz", "hexdata.formats.katago")),
-    "gzip": Entry("binary_targets", "GzipTarget", ("hexdata.formats.gunzip",)),
-    "json": Entry("json_targets", "JsonTarget", (_JSON,)),
-    "manifest": Entry("json_targets", "ManifestTarget", ("hexdata.store.manifest", _JSON)),
-    "shard-manifest": Entry("json_targets", "ShardManifestTarget", ("hexdata.shards.manifest", _JSON)),
-    "ledger": Entry("json_targets", "LedgerTarget", ("hexdata.store.ledger", _JSON)),
-    "journal": Entry("json_targets", "JournalTarget", ("hexdata.store.journal", _JSON)),
-    "state": Entry("json_targets", "StateTarget", ("hexdata.loader.checkpoint", "hexdata.checks", _JSON)),
-    "config": Entry("json_targets", "ConfigTarget", ("hexdata.pipeline", "hexdata.config", "hexdata.checks")),
-    "live-config": Entry("json_targets", "LiveConfigTarget", ("hexdata.live.options", "hexdata.checks")),
-    "expression": Entry(
-        "sql_targets", "ExpressionTarget", ("hexdata.selection.expression", "hexdata.store.sql_tree")
-    ),
-    "query": Entry("sql_targets", "QueryTarget", ("hexdata.sql.check", "hexdata.store.sql_tree")),
-    "browse": Entry("sql_targets", "BrowseTarget", ("hexdata.browse.app", "hexdata.browse.listing")),
-    "source": Entry("source_target", "SourceTarget", ("hexdata.formats",)),
+    "shard": ("shards.ShardTarget", ("hexdata.shards.format", "hexdata.shards.block_check")),
+    "source": ("sources.SourceTarget", ("hexdata.formats",)),
 }
+"""The class of each target, and the modules and packages whose coverage guides the fuzzer."""
 
 CORPUS = HERE / "corpus"
-OPTIONS = ("-rss_limit_mb=3000", "-len_control=0", "-print_final_stats=1", "-verbosity=1")
 STRUCTURED = 0.8
 """Share of inputs of a guided run that the target mutates, and libFuzzer the others."""
-VALID = 0.4
-"""Share of inputs that are changes of accepted ones. Most of those that libFuzzer chooses are refused."""
 
 
-def target_class(name: str) -> Any:
-    """Return the class of a target."""
-    return getattr(importlib.import_module(TARGETS[name].module), TARGETS[name].name)
-
-
-class Counts:
-    """Numbers of inputs by result, and processor time."""
-
-    def __init__(self) -> None:
-        self.results: Counter[str] = Counter()
-        self.seconds = 0.0
-
-    def line(self, name: str) -> str:
-        """Return the counts as text."""
-        results = ", ".join(f"{count:,} {result}" for result, count in sorted(self.results.items()))
-        return f"{name}: {self.results.total():,} inputs: {results}; {self.seconds:.1f} s of CPU time"
-
-
-# Committed inputs
+def make(name: str, scratch: Path) -> Any:
+    """Return a target, which may write to an empty folder."""
+    module, _, kind = TARGETS[name][0].rpartition(".")
+    return getattr(importlib.import_module(f"tests.fuzz.{module}"), kind)(scratch)
 
 
 def committed(name: str) -> list[bytes]:
     """Return the committed inputs of a target: each line of its file is one, compressed."""
-    path = CORPUS / f"{name}.txt"
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = (CORPUS / f"{name}.txt").read_text().splitlines()
     return [zlib.decompress(base64.b85decode(line)) for line in lines]
 
 
-def write_committed(name: str, inputs: Sequence[bytes]) -> None:
-    """Write the committed inputs of a target, the smallest first."""
-    lines = [
-        base64.b85encode(zlib.compress(raw, 9)).decode() for raw in sorted(inputs, key=lambda r: (len(r), r))
-    ]
-    CORPUS.mkdir(exist_ok=True)
-    (CORPUS / f"{name}.txt").write_text("".join(line + "\n" for line in lines))
-
-
-# Runs without coverage
-
-
-def sample(names: Sequence[str], seconds: float, seed: int, most: int = 1 << 62) -> dict[str, Counts]:
-    """Check the committed inputs of each target, then random changes of them and of the seeds.
+def sample(name: str, seconds: float, seed: int, most: int = 1 << 62) -> Counter[bool]:
+    """Check the committed inputs of a target, then random changes of them and of the seeds.
 
     Args:
-        names: Targets.
-        seconds: Processor time of the changes of all targets together.
+        name: Target.
+        seconds: Processor time of the changes.
         seed: Seed of the changes.
-        most: Maximum number of changed inputs of each target.
+        most: Maximum number of changed inputs.
+
+    Returns:
+        The number of accepted and of refused inputs.
 
     Raises:
         Exception: That of the first failing input, which is written to the current folder.
     """
-    found = {}
-    for name in names:
-        counts = found[name] = Counts()
-        rng = random.Random(f"{seed} {name}")
-        with ExitStack() as stack:
-            target = target_class(name)(_scratch(stack), stack)
-            inputs = [*committed(name), *target.seeds()]
-            for number, raw in enumerate(inputs):
-                _check(counts, target, raw, f"failing-{name}-{number}")
-            deadline = time.process_time() + seconds / len(names)
-            for number in range(most):
-                if time.process_time() > deadline:
-                    break
-                raw = target.mutate(rng.choice(inputs), rng)
-                _check(counts, target, raw, f"failing-{name}-{seed}-{number}")
-    return found
-
-
-def _check(counts: Counts, target: Any, raw: bytes, path: str) -> None:
-    """Check one input. If it fails, write it to a file."""
-    begin = time.process_time()
-    try:
-        counts.results[target.check(raw)] += 1
-    except Exception:
-        Path(path).write_bytes(raw)
-        print(f"{path}: {raw[:300]!r}", flush=True)
-        raise
-    counts.seconds += time.process_time() - begin
-
-
-def _scratch(stack: ExitStack) -> Path:
-    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hexdata-fuzz-")))
-
-
-# Runs guided by coverage
-
-
-def import_instrumented(prefixes: Sequence[str]) -> None:
-    """Import modules and packages with instrumentation, and what they import without it."""
-    root = HERE.parents[1]
-    files = [path.relative_to(root).with_suffix("") for path in (root / "hexdata").rglob("*.py")]
-    modules = [".".join(path.parts).removesuffix(".__init__") for path in files]
-    others = [name for name in modules if not f"{name}.".startswith(tuple(f"{p}." for p in prefixes))]
-    with atheris.instrument_imports(include=["hexdata"], exclude=others):
-        for prefix in prefixes:
-            importlib.import_module(prefix)
+    rng, counts = random.Random(f"{seed} {name}"), Counter[bool]()
+    with tempfile.TemporaryDirectory(prefix="hexdata-fuzz-") as scratch:
+        target = make(name, Path(scratch))
+        inputs = [*committed(name), *target.seeds()]
+        deadline = time.process_time() + seconds
+        for number in range(len(inputs) + most):
+            is_changed = number >= len(inputs)
+            if is_changed and time.process_time() > deadline:
+                break
+            raw = target.mutate(rng.choice(inputs), rng) if is_changed else inputs[number]
+            try:
+                counts[target.check(raw)] += 1
+            except BaseException:
+                Path(f"failing-{name}-{seed}-{number}").write_bytes(raw)
+                raise
+    return counts
 
 
 def run_guided(name: str, arguments: list[str]) -> None:
-    """Run libFuzzer; it ends the process. Every second, counts are written to CORPUS.json."""
-    folder = Path(next(argument for argument in arguments if not argument.startswith("-")))
-    import_instrumented(TARGETS[name].instrumented)
-    stack = ExitStack()
-    scratch = Path(tempfile.mkdtemp(prefix="hexdata-fuzz-"))
-    target = target_class(name)(scratch, stack)
-    if not folder.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
-        merging = any(argument.startswith("-merge") for argument in arguments)
-        for raw in [*target.seeds(), *([] if merging else committed(name))]:
-            (folder / hashlib.sha1(raw).hexdigest()).write_bytes(raw)
-    both = importlib.import_module("fuzz_target").BOTH
-    accepted: deque[bytes] = deque(maxlen=256)
-    counts = Counts()
-    path = folder.with_name(f"{folder.name}-{time.time_ns()}.json")
-    due = time.monotonic() + 1
+    """Run libFuzzer; it ends the process."""
+    import atheris
 
-    def check(raw: bytes) -> None:
-        nonlocal due
-        result = target.check(raw)
-        counts.results[result] += 1
-        if result == both:
-            accepted.append(raw)
-        if time.monotonic() > due and not folder.is_file():
-            due = time.monotonic() + 1
-            path.write_text(json.dumps({"results": counts.results, "seconds": time.process_time()}))
+    # Coverage of all of hexdata would guide the fuzzer away from the parser.
+    wanted = tuple(f"{prefix}." for prefix in TARGETS[name][1])
+    files = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "hexdata").rglob("*.py")]
+    modules = [".".join(path.parts).removesuffix(".__init__") for path in files]
+    others = [module for module in modules if not f"{module}.".startswith(wanted)]
+    with atheris.instrument_imports(include=["hexdata"], exclude=others):
+        for prefix in TARGETS[name][1]:
+            importlib.import_module(prefix)
+    scratch = Path(tempfile.mkdtemp(prefix="hexdata-fuzz-"))
+    target = make(name, scratch)
+    folder = Path(next(argument for argument in arguments if not argument.startswith("-")))
+    folder.mkdir(parents=True, exist_ok=True)
+    for raw in [*target.seeds(), *committed(name)]:
+        (folder / hashlib.sha1(raw).hexdigest()).write_bytes(raw)
 
     def mutate(raw: bytes, max_size: int, seed: int) -> bytes:
         rng = random.Random(seed)
-        if accepted and rng.random() < VALID:
-            raw = rng.choice(accepted)
-        if rng.random() < STRUCTURED:
-            found = target.mutate(raw, rng)
-            if found and len(found) <= max_size:
-                return found
-        return atheris.Mutate(raw, max_size)  # type: ignore[no-any-return]
+        found = target.mutate(raw, rng) if rng.random() < STRUCTURED else b""
+        return found if 0 < len(found) <= max_size else atheris.Mutate(raw, max_size)
 
-    timeout = 0 if name == "source" else 1200  # that target has its own alarm
-    options = [*OPTIONS, f"-timeout={timeout}", f"-max_len={target.max_len}"]
-    if target.words:
-        quoted = ["".join(f"\\x{byte:02x}" for byte in word) for word in target.words if word]
-        (scratch / "words").write_text("".join(f'"{word}"\n' for word in quoted))
-        options.append(f"-dict={scratch / 'words'}")
-    options += arguments
-    program = scratch / "program"  # libFuzzer starts it again to merge
-    command = shlex.join([sys.executable, __file__, name])
-    program.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
-    program.chmod(0o700)
-    atheris.Setup([str(program), *options], check, custom_mutator=mutate)
+    words = scratch / "words"
+    lines = ["".join(f"\\x{byte:02x}" for byte in word) for word in target.words if word]
+    words.write_text("".join(f'"{line}"\n' for line in lines))
+    options = ["-rss_limit_mb=3000", "-len_control=0", f"-max_len={target.max_len}", f"-dict={words}"]
+    atheris.Setup(
+        [sys.argv[0], *options, *arguments], lambda raw: target.check(raw) and None, custom_mutator=mutate
+    )
     atheris.Fuzz()
 
 
-def merge(name: str, corpus: Path) -> None:
-    """Keep the smallest inputs that cover what the committed inputs and a corpus cover beyond the seeds."""
-    with tempfile.TemporaryDirectory(prefix="hexdata-fuzz-") as folder:
-        merged, before = Path(folder, "merged"), Path(folder, "before")
-        before.mkdir()
-        for number, raw in enumerate(committed(name)):
-            (before / str(number)).write_bytes(raw)
-        command = [sys.executable, __file__, name, str(merged), "-merge=1", str(before), str(corpus)]
-        subprocess.run(command, check=True)
-        found = {path.read_bytes() for path in merged.iterdir()}
-    with ExitStack() as stack:
-        found.difference_update(target_class(name)(_scratch(stack), stack).seeds())
-    write_committed(name, [*found])
-
-
-def main(arguments: list[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Run what the arguments ask for."""
     kind, *others = arguments or [""]
     if kind == "--sample":
         seconds, seed, *names = others
-        for name, counts in sample(names or [*TARGETS], float(seconds), int(seed)).items():
-            print(counts.line(name))
-    elif kind == "--merge":
-        merge(others[0], Path(others[1]))
+        for name in names or TARGETS:
+            counts = sample(name, float(seconds) / len(names or TARGETS), int(seed))
+            print(f"{name}: {counts[True]:,} inputs accepted, {counts[False]:,} refused")
+    elif kind == "--add":
+        lines = {*(CORPUS / f"{others[0]}.txt").read_text().split()}
+        lines.add(base64.b85encode(zlib.compress(Path(others[1]).read_bytes(), 9)).decode())
+        (CORPUS / f"{others[0]}.txt").write_text("".join(f"{line}\n" for line in sorted(lines, key=len)))
     elif kind in TARGETS and others and Path(others[0]).is_file():
-        with ExitStack() as stack:
-            print(target_class(kind)(_scratch(stack), stack).check(Path(others[0]).read_bytes()))
-    elif kind in TARGETS and others and atheris is not None:
+        with tempfile.TemporaryDirectory(prefix="hexdata-fuzz-") as scratch:
+            print("accepted" if make(kind, Path(scratch)).check(Path(others[0]).read_bytes()) else "refused")
+    elif kind in TARGETS and others:
         run_guided(kind, others)
     else:
         raise SystemExit(f"{__doc__}\nTargets: {', '.join(TARGETS)}")

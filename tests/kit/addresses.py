@@ -21,6 +21,7 @@ ADDRESSES: Final = {
     "query with a space": f"http://127.0.0.1:9/{{name}}?sig=a {SECRET}",
     "fragment": f"http://127.0.0.1:9/shards#token={SECRET}",
     "port that is none": f"http://127.0.0.1:{SECRET}@x/shards",
+    "bracket that is not closed": f"http://me:{SECRET}@[x/shards",
     "user of S3": f"s3://me:{SECRET}@bucket/store",
     "encoded user of S3": f"s3://me%3A{SECRET}%40bucket/store",
     "parameter of S3": f"s3://bucket/store?secret={SECRET}",

@@ -6,9 +6,11 @@ its damage. Damage changes the bytes of its own record only, and never a separat
 
 from __future__ import annotations
 
+import collections
 import copy
 import gzip
 import io
+import json
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 __all__ = [
+    "EMPTY",
     "HOSTILE_TEXTS",
     "SOURCES",
     "Damages",
@@ -48,6 +51,10 @@ class SourceKind:
     """Returns the file with these records, separated by a gap."""
     gaps: tuple[bytes, ...] = (b"",)
     """Texts that may stand between two records and belong to none."""
+    sound: int = 1
+    """Smallest number of sound records at the beginning, by which a file is recognized."""
+    beside: Callable[[int], dict[str, bytes]] = lambda count: {}
+    """Returns the files that belong to a file of this number of records, by name."""
 
 
 def damaged_text(text: bytes, number: int) -> bytes:
@@ -71,6 +78,11 @@ def _text(*records: bytes) -> Callable[[Damages, bytes], bytes]:
         return gap.join(text if one is None else damaged_text(text, one) for text, one in pairs) + b"\n"
 
     return write
+
+
+def _in_utf_16(write: Callable[[Damages, bytes], bytes]) -> Callable[[Damages, bytes], bytes]:
+    """Return a function that writes the same text in UTF-16, as editors of Windows do."""
+    return lambda damages, gap: write(damages, gap).decode("latin-1").encode("utf-16")
 
 
 HOSTILE_TEXTS: Final = {
@@ -147,6 +159,9 @@ def _pickled(layout: str) -> Callable[[Damages, bytes], bytes]:
             example = some_example(index)
             if number is not None:
                 example = copy.deepcopy(_damaged_example(example, number))  # examples share no arrays
+            if layout == "searched" and isinstance(example, dict) and number is None:
+                example |= {"policy_search_target": np.full(N * N, 1 / 32, np.float32)}
+                example["metadata"] = {"policy_target_trainable": index % 3 > 0, "policy_move_code": None}
             if layout == "tuples" and isinstance(example, dict):
                 example = tuple(example.get(name) for name in ("board", "policy", "value"))
             examples.append(example)
@@ -235,6 +250,83 @@ def _katahex(damages: Damages, gap: bytes) -> bytes:
     return file.getvalue()
 
 
+# PlayHex
+
+
+def _playhex(damages: Damages, gap: bytes) -> bytes:
+    """Return games on 3 x 3 that red wins: alternately by a chain after a swap, and by resignation."""
+    changes: tuple[dict[str, Any], ...] = (
+        {"boardsize": 2},
+        {"boardsize": "3"},
+        {"moves": None},
+        {"moves": ["a1", 7]},
+        {"moves": "a1 a1"},
+        {"moves": "a1 d1"},
+        {"moves": "a1 swap-sides"},
+        {"moves": "swap-pieces a1"},
+        {"moves": ""},
+        {"winner": "nobody"},
+        {"winner": None, "moves": "a1 b1"},
+        {"winner": "blue", "outcome": "path"},
+    )
+    games: list[Any] = []
+    for index, number in enumerate(damages):
+        game: Any = {"id": f"{index}", "boardsize": 3, "winner": "red", "playerRed": "A\ud800"}
+        game |= (
+            {"moves": "b3 swap-pieces a1 b1 a2 c3 a3", "outcome": "path"},
+            {"moves": ["a2", "b3"], "outcome": "resign"},
+        )[index % 2]
+        if number is not None:
+            choice = number % (len(changes) + 1)
+            game = 7 if choice == len(changes) else game | changes[choice]
+        games.append(game)
+    return json.dumps(games).encode()
+
+
+# AlphaZero
+
+
+def _alphazero(layout: str) -> Callable[[Damages, bytes], bytes]:
+    """Return a function that writes the boards before each move of a game on 3 x 3, again and again.
+
+    The first player plays a1, a2, a3 and wins, the second c1 and c2.
+    """
+    bad: tuple[Callable[[Any, Any, Any], Any], ...] = (
+        lambda board, policy, value: (board + 7, policy, value),
+        lambda board, policy, value: (board, policy - 1, value),
+        lambda board, policy, value: (board, np.append(policy, 1), value),
+        lambda board, policy, value: (board, policy * np.nan, value),
+        lambda board, policy, value: (board, policy, 7.0),
+        lambda board, policy, value: (board, policy, 0.5),
+        lambda board, policy, value: (board[:2], policy, value),
+        lambda board, policy, value: (np.zeros((5, 5)), policy, value),
+        lambda board, policy, value: (board, "policy", value),
+        lambda board, policy, value: "no record",
+    )
+    in_arrays = (0, 1, 3, 4, 5)  # without another shape or type
+
+    def write(damages: Damages, gap: bytes) -> bytes:
+        examples = []
+        for index, number in enumerate(damages):
+            ply = index % 5
+            board = np.zeros(9)
+            board[[0, 2, 3, 5][:ply]] = [1, -1, 1, -1][:ply]
+            example: Any = (board.reshape(3, 3) * (-1) ** ply, np.full(9, 1 / 9, np.float32), (-1.0) ** ply)
+            if number is not None:
+                choices = in_arrays if layout == "arrays" else range(len(bad))
+                example = bad[choices[number % len(choices)]](*example)
+            examples.append(example)
+        if layout == "arrays":
+            file = io.BytesIO()
+            boards, policies, values = map(np.array, zip(*examples, strict=True))
+            np.savez_compressed(file, states=boards, policies=policies, values=values)
+            return file.getvalue()
+        content = examples if layout == "list" else [collections.deque(examples, 1000)]
+        return gzip.compress(pickle.dumps(content, 4), 1, mtime=0)
+
+    return write
+
+
 _LINE_GAPS: Final = (
     b"\n",
     b"\r\n",
@@ -245,38 +337,121 @@ _LINE_GAPS: Final = (
     b"\n# seed: 3\n",
 )
 
+
+def _sidecar(count: int) -> dict[str, bytes]:
+    """Return the sidecar of the games of ``_text``: three moves, one move, three moves …"""
+    records = []
+    for index in range(count):
+        codes = ("VCG", "C")[index % 2]
+        mask = "".join("0" if code == "C" else "1" for code in codes)
+        record = {"schema_version": 1, "game_index": index, "move_count": len(codes)}
+        records.append(json.dumps(record | {"move_codes": codes, "policy_train_mask": mask}) + "\n")
+    return {"a.provenance.jsonl": "".join(records).encode()}
+
+
+def _games(
+    name: str,
+    *texts: str,
+    gaps: tuple[bytes, ...] = _LINE_GAPS,
+    encoding: str = "utf-8",
+    beside: Callable[[int], dict[str, bytes]] = lambda count: {},
+) -> SourceKind:
+    """Return a file with these texts of games, again and again; the name shows its format."""
+    write = _text(*(text.encode("latin-1" if encoding == "utf-16" else encoding) for text in texts))
+    kind = name.partition(".")[2].replace("hsgf", "sgf")
+    return SourceKind(
+        kind, name, "games", _in_utf_16(write) if encoding == "utf-16" else write, gaps, 1, beside
+    )
+
+
 SOURCES: Final = {
-    "trmph": SourceKind(
-        "trmph", "a.trmph", "games", _text(b"#5,a1b2c3 r", b"#5,a2 1 # a short one"), _LINE_GAPS
+    "trmph": _games("a.trmph", "#5,a1b2c3 r", "#5,a2 1 # a short one"),
+    "trmph links": _games("a.trmph", "http://www.trmph.com/hex/board#5,a1b2c3 2"),
+    "trmph copied": _games(
+        "a.trmph", "1. <trmph.com/hex/board#5,a2b4> b", "#5,A1 B2, c3 white", "#5,a1b2c3 r"
     ),
-    "trmph links": SourceKind(
-        "trmph", "a.trmph", "games", _text(b"http://www.trmph.com/hex/board#5,a1b2c3 2"), _LINE_GAPS
+    "trmph with a sidecar": _games("a.trmph", "#5,a1b2c3 r", "#5,a2 1 # a short one", beside=_sidecar),
+    "trmph in UTF-16": _games("a.trmph", "#5,a1b2c3 r", "#5,a2 1 # \xe9", encoding="utf-16"),
+    "trmph in Latin-1": _games(
+        "a.trmph", "#5,a1b2c3 r # \xe9", "#5,a2 1", gaps=(b"\n", b"\n# \xe9\n"), encoding="latin-1"
     ),
-    "hexworld": SourceKind(
-        "hexworld",
-        "a.hexworld",
-        "games",
-        _text(b"https://hexworld.org/board/#5c1,a1b2c3:rb", b"#5r9c1,a1:s:rw  # Ann"),
-        _LINE_GAPS,
+    "hexworld": _games("a.hexworld", "https://hexworld.org/board/#5c1,a1b2c3:rb", "#5r9c1,a1:s:rw  # Ann"),
+    "hexworld copied": _games(
+        "a.hexworld", "Ann: <https://hexworld.org/board/#5c1,a1b2c3:rb>", "#5r9c1%2CA1%3Arw  # Ann"
     ),
-    "sgf": SourceKind(
-        "sgf",
+    "moves": _games("games.moves", "a1 c1 a2 c2 a3", "a1b1a2b2a3"),
+    "sgf": _games(
         "a.sgf",
-        "games",
-        _text(b"(;GM[11]SZ[5]RE[B+R];B[a1];W[b2])", b"(;FF[4]GM[11]SZ[5](;B[a1](;W[b2];B[resign])))"),
-        (b"", b" ", b"\n", b"\r\n", b"\n\n", b"\nFrom: Ann, subject: our game\n"),
+        *("(;GM[11]SZ[5]RE[B+R];B[a1];W[b2])", "(;FF[4]GM[11]SZ[5](;B[a1](;W[b2];B[resign])))"),
+        gaps=(b"", b" ", b"\n", b"\r\n", b"\n\n", b"\nFrom: Ann, subject: our game\n"),
     ),
-    "hsgf": SourceKind(
-        "sgf",
+    "sgf with swaps and words": _games(
+        "a.sgf",
+        "(;AP[HexGui:0.9]SZ[5]RE[White resigns];B[b1];W[a2]AE[b1];B[c3])",
+        "(;GM[11]SZ[5]RE[0-1]PB[x;]];B[b1];W[pass];W[c3];B[resign])",
+        "(;GM[11]SZ[5]RE[Ann won];B[b1];W[a2];B[c3];W[b1];B[resign])",
+        "(;GM[11]SZ[5]AB[c3][d4]RE[W+R];W[a1];B[b2])",
+        gaps=(b"", b"\n"),
+    ),
+    "sgf in GBK": _games(
+        "a.sgf",
+        "(;GM[11]SZ[5]CA[GBK]PB[\u5f20]PW[\u8a94\u4e57]RE[B+R];B[a1];W[b2])",
+        "(;GM[11]SZ[5]CA[UTF-8]PB[\u4e57]EV[\u5f20]C[\u8a94]RE[W+R];B[a1];W[b2])",
+        gaps=(b"", b"\n"),
+        encoding="gbk",
+    ),
+    "sgf in UTF-16": _games(
+        "a.sgf", "(;GM[11]SZ[11]PB[\xe9]RE[B+R];B[a1];W[b2])", gaps=(b"", b"\n"), encoding="utf-16"
+    ),
+    "hsgf": _games(
         "a.hsgf",
-        "games",
-        _text(b"(;FF[4]EV[hex.a]PB[A]PW[B]SZ[11]RE[B];W[ak];B[ff];W[de];B[resign])"),
-        (b"", b"\n", b"\r\n"),
+        "(;FF[4]EV[hex.a]PB[A]PW[B]SZ[11]RE[B];W[ak];B[ff];W[de];B[resign])",
+        gaps=(b"", b"\n", b"\r\n"),
     ),
+    "searched": SourceKind("legacy", "a.pkl.gz", "positions", _pickled("searched")),
     "dicts": SourceKind("legacy", "a.pkl.gz", "positions", _pickled("dicts")),
     "tuples": SourceKind("legacy", "a.pkl.gz", "positions", _pickled("tuples")),
     "shuffled": SourceKind("legacy", "a.pkl.gz", "positions", _pickled("shuffled")),
     "selfplay": SourceKind("legacy", "a.pkl.gz", "games", _selfplay),
+    "playhex": SourceKind("playhex", "playhex.json", "games", _playhex),
+    "alphazero": SourceKind("alphazero", "a.pkl.gz", "positions", _alphazero("list"), sound=5),
+    "alphazero deques": SourceKind(
+        "alphazero", "a.pth.tar.examples", "positions", _alphazero("deques"), sound=5
+    ),
+    "alphazero arrays": SourceKind("alphazero", "a.npz", "positions", _alphazero("arrays"), sound=5),
     "katahex": SourceKind("katahex", "a.npz", "positions", _katahex),
 }
 """All kinds of source files, by a name for tests. Each built-in format has at least one."""
+
+
+def _empty_files() -> dict[str, bytes]:
+    """Return files without records, by name: those of each name pattern and each kind of emptiness."""
+    names = sorted({kind.name for kind in SOURCES.values()} | {"a.pkl", "games.txt"})
+    files: dict[str, bytes] = {}
+    for name in names:
+        files[f"zero/{name}"] = b""
+        files[f"byte-order-mark/{name}"] = b"\xef\xbb\xbf"
+        files[f"comments/{name}"] = b"# no game yet\n\n# none\n"
+        files[f"blank/{name}"] = b"\n \n\r\n"
+    files |= {
+        f"{folder}-gzipped/{name.removesuffix('.gz')}.gz": gzip.compress(content, mtime=0)
+        for folder, _, name, content in ((*path.partition("/"), content) for path, content in files.items())
+        if ".npz" not in name
+    }
+    for key in ("examples", "games"):
+        files[f"no-{key}/a.pkl.gz"] = pickle_of({key: []})
+    for name in ("list", "tuple", "deque", "dict"):
+        empty = {"list": [], "tuple": (), "deque": collections.deque(), "dict": {}}[name]
+        files[f"empty-{name}/a.pkl"] = pickle.dumps(empty, 4)
+        files[f"empty-{name}-2/a.pkl"] = pickle.dumps(empty, 2)
+    files["empty-list/playhex.json"] = b"[]"
+    files["list-of-empty-deques/a.pkl"] = pickle.dumps([collections.deque()] * 2, 4)
+    files["no-rows/a.npz"] = SOURCES["katahex"].write([], b"")
+    file = io.BytesIO()
+    np.savez(file)
+    files["no-arrays/a.npz"] = file.getvalue()
+    return files
+
+
+EMPTY: Final = _empty_files()
+"""Files that contain no records, by a path in a folder."""

@@ -54,6 +54,7 @@ COMMANDS: Final = {
 
 _VALUES: Final = {
     "--address": "auto",
+    "--alphazero-convention": "mover/top-bottom/mover",
     "--balance-by": "winner",
     "--board-size": "9",
     "--cache": "copies",
@@ -62,6 +63,7 @@ _VALUES: Final = {
     "--config": "live.toml",
     "--fields": "move",
     "--file": "query.sql",
+    "--format": "sgf",
     "--max-reject-rate": "0.25",
     "--memory": "3GB",
     "--output": "page.html",
@@ -132,4 +134,4 @@ def _value(option: Any, name: str) -> tuple[str, ...]:
     if option.is_flag:
         return ()
     choices = getattr(option.type_descriptor, "choices", None) or ["2"]
-    return (_VALUES.get(name) or choices[-1],)
+    return (choices[-1] if len(choices) > 1 else _VALUES.get(name, choices[-1]),)

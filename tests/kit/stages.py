@@ -7,19 +7,20 @@ module starts these processes: it has no threads, so that it can fork.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from tests.kill_stage import kill_before_change
 
 ROOT = Path(__file__).parents[2]
 STORE = "my store"
@@ -31,8 +32,10 @@ CONVERT = (
     "--max-reject-rate 0.9 --workers 1"
 )
 MORE = (
-    "convert 'more games' 'my store' --val 0.2 --test 0.1 --max-reject-rate 0.5 --board-size 13 --workers 1"
+    "convert 'more games' searched 'my store' --val 0.2 --test 0.1 --max-reject-rate 0.5 "
+    "--board-size 13 --workers 1"
 )
+"""It adds a column, so that all parts of positions are replaced."""
 SHUFFLE = (
     "shuffle 'my store' --seed 77 --buckets 3 --dedup exact --threads 1 "
     """--where "winner <> 'none' OR move >= -1" --stratify-by 'total_positions % 2'"""
@@ -91,10 +94,11 @@ class StageCase:
 
 STAGES = (
     StageCase("convert", (), CONVERT),
-    StageCase("convert more", (CONVERT, SHUFFLE, EXPORT), MORE),
+    StageCase("convert more", (CONVERT, SHUFFLE, EXPORT), MORE, ("convert",)),
     StageCase("shuffle", (CONVERT,), SHUFFLE),
     StageCase("shuffle again", (CONVERT, SHUFFLE, EXPORT), SHUFFLE_AGAIN, ("shuffle",)),
     StageCase("export", (CONVERT, SHUFFLE), EXPORT),
+    StageCase("export and free", (CONVERT, SHUFFLE), f"{EXPORT_AGAIN} --free-buckets"),
     StageCase("export again", (CONVERT, SHUFFLE, EXPORT), EXPORT_AGAIN, ("export",)),
     StageCase("export of another shuffle", (CONVERT, SHUFFLE, EXPORT, SHUFFLE_AGAIN), EXPORT, ("export",)),
     StageCase("original pickles", (CONVERT,), ORIGINAL),
@@ -107,17 +111,23 @@ STAGES = (
     ),
     StageCase("run", (), RUN),
 )
-FOLDERS = {"shuffle": "shuffled", "export": "shards", "pickles-shuffled": "pickles/shuffled"}
+FOLDERS = {
+    "convert": "positions",
+    "shuffle": "shuffled",
+    "export": "shards",
+    "pickles-shuffled": "pickles/shuffled",
+}
 """Folder of the files of a stage, for the stages in ``StageCase.replaces``."""
 
 
 def make_inputs(folder: Path) -> None:
-    """Write games, some of them damaged or of another board size, and a config."""
+    """Write games, some of them damaged, of another board size or with a further column, and a config."""
     from hexdata.demo import DemoOptions, make_legacy
     from hexdata.formats.trmph import write_trmph
     from tests.demo_games import demo_games
+    from tests.legacy_pickles import example, save_pickle
 
-    make_legacy(folder / "old games", DemoOptions(games=14))
+    make_legacy(folder / "old games", DemoOptions(games=8))
     pickle = max((folder / "old games").rglob("*.pkl.gz"), key=lambda path: path.stat().st_size)
     pickle.write_bytes(pickle.read_bytes()[:-200])
     (folder / "more games").mkdir()
@@ -126,6 +136,8 @@ def make_inputs(folder: Path) -> None:
     with (folder / "more games" / "b.trmph").open("a") as file:
         file.write("#13,a1zz b\n")
     write_trmph(folder / "more games" / "small.trmph", demo_games(2, seed=3, board_size=5), 5)
+    searched = [example(1, ply, n=13, visits=7) for ply in range(4)]
+    save_pickle(folder / "searched" / "a.pkl.gz", {"examples": searched})
     (folder / "my run.toml").write_text(CONFIG)
 
 
@@ -196,6 +208,23 @@ def running_commands() -> Iterator[Commands]:
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield Commands(process)
+
+
+def kill_before_change(moment: int) -> None:
+    """Kill this process right before its ``moment``-th change, from 0."""
+    moments = itertools.count()
+
+    def killing(change: Callable[..., Any]) -> Callable[..., Any]:
+        def killing_change(*args: Any, **kwargs: Any) -> Any:
+            if next(moments) == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return change(*args, **kwargs)
+
+        return killing_change
+
+    Path.replace = killing(Path.replace)  # type: ignore[method-assign]
+    Path.unlink = killing(Path.unlink)  # type: ignore[method-assign]
+    shutil.rmtree = killing(shutil.rmtree)  # type: ignore[assignment]
 
 
 def run_command(request: dict[str, Any]) -> None:

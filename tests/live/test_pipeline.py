@@ -1,33 +1,35 @@
-"""Tests of the framework of a live pipeline: delivery, states, errors, shutdown and deadlocks.
+"""The framework of a live pipeline: delivery, states, errors, shutdown and metrics.
 
-No test sleeps. Threads switch as often as possible, so that rare interleavings occur.
+Threads switch as often as possible, so that rare interleavings occur.
 """
 
 from __future__ import annotations
 
+import datetime
 import gc
-import linecache
 import operator
 import os
 import signal
 import sys
 import threading
+import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.live import coordinator as coordinator_module
-from hexdata.live.coordinator import Coordinator, Stopped
+from hexdata.live import Transform
+from hexdata.live.chunk import SCANNED, ChunkSource
 from hexdata.live.pipeline import Pipeline
-from hexdata.live.queue import Overflow, Queue
-from hexdata.live.stage import Stage, Worker
-from tests.live.number_stages import TIMEOUT, Hold, Numbers, Pass, in_thread, make, rest, until
+from tests.live.made import TIMEOUT, Given, Pass, move_chunks, piped, rest, until
+from tests.pairs import FULL
+
+pytestmark = pytest.mark.usefixtures("no_thread_survives")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,37 +40,48 @@ def change_threads_often() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-pytestmark = pytest.mark.usefixtures("no_thread_survives")
+class Hold(Transform):
+    """Emits items in groups of two, holds up to two back, and emits them at the end."""
+
+    kept = ("held",)
+
+    def __init__(self, name: str = "Hold", *, threads: int = 1) -> None:
+        super().__init__(threads=threads)
+        self.name, self.held = name, list[Any]()
+
+    def process(self, item: Any) -> Iterable[Any]:
+        with self._lock:
+            self.held = [*self.held, item]
+            released = self.held[:2] if len(self.held) > 2 else []
+            self.held = self.held[len(released) :]
+        return released
+
+    def finish(self) -> Iterable[Any]:
+        released, self.held = self.held, []
+        return released
 
 
-BLOCK: tuple[int, Overflow] = (2, "block")
+def holding(stop: int, threads: Iterable[int] = (1, 1, 1), capacity: int = 2) -> Pipeline:
+    first, *others = threads
+    holds = [Hold(f"Hold{index}", threads=count) for index, count in enumerate(others)]
+    return piped(Given(range(stop), threads=first), *holds, capacity=capacity)
 
 
-# --- delivery -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("threads", [(1,), (1, 1, 1), (2, 3), (3, 1, 4, 2)])
-@pytest.mark.parametrize("capacity", [1, 5])
-def test_every_item_is_delivered_once(threads: tuple[int, ...], capacity: int) -> None:
-    with make(200, threads, capacity) as pipeline:
-        pipeline.start()
-        taken = rest(pipeline)
-        with pytest.raises(StopIteration):
-            pipeline.take(TIMEOUT)
-    assert Counter(taken) == Counter(range(200))
-    if set(threads) == {1}:
-        assert taken == list(range(200))
-
-
+@settings(max_examples=100 if FULL else 12)
 @given(st.data())
 def test_states_at_any_moment_lose_and_repeat_nothing(data: st.DataObject) -> None:
-    threads = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    """The pipeline goes on after each state, or another one continues from it, with other threads.
+
+    With one thread per stage, the order is kept.
+    """
+    most = data.draw(st.integers(1, 3))
+    threads = data.draw(st.lists(st.integers(1, most), min_size=1, max_size=4))
     capacity, stop = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 40))
-    pauses = data.draw(st.lists(st.integers(0, 20), max_size=3))
     taken: list[int] = []
     state = None
-    for pause in [*pauses, None]:
-        with make(stop, threads, capacity) as pipeline:
+    for pause in [*data.draw(st.lists(st.integers(0, 20), max_size=3)), None]:
+        later = [threads[0], *(data.draw(st.integers(1, most)) for _ in threads[1:])]
+        with holding(stop, later, capacity) as pipeline:
             if state is not None:
                 pipeline.load_state(state)
             pipeline.start()
@@ -80,169 +93,50 @@ def test_states_at_any_moment_lose_and_repeat_nothing(data: st.DataObject) -> No
                     taken.append(pipeline.take(TIMEOUT))
                 except StopIteration:
                     break
+                if data.draw(st.booleans()):
+                    pipeline.state()
             state = pipeline.state()
     assert Counter(taken) == Counter(range(stop))
-    if set(threads) == {1}:
+    if most == 1:
         assert taken == list(range(stop))
 
 
-def test_states_read_by_two_threads_change_nothing() -> None:
-    with make(400, (1, 2, 2)) as pipeline:
-        pipeline.start()
-        over = threading.Event()
-        states = [0, 0]
-
-        def watch(number: int) -> None:
-            while not over.is_set():
-                pipeline.state()
-                states[number] += 1
-
-        watchers = [in_thread(partial(watch, number)) for number in range(2)]
-        taken = [pipeline.take(TIMEOUT) for _ in range(200)]
-        until(lambda: min(states) > 0)  # half of the items are not taken yet
-        taken += rest(pipeline)
-        over.set()
-        assert [watcher() for watcher in watchers] == [None, None]
-    assert Counter(taken) == Counter(range(400))
+def at_the_end(items: Sequence[Any]) -> Pipeline:
+    """Return a running pipeline whose last queue has these items, of stages that do not say what they put."""
+    pipeline = piped(Given(items), Pass(), capacity=len(items))
+    pipeline.start()
+    until(lambda: len(pipeline.stages[-1].sink.items) == len(items))
+    return pipeline
 
 
-def test_a_state_is_consistent_and_continues_in_another_pipeline() -> None:
-    with make(300, (2, 2, 2)) as pipeline:
-        pipeline.start()
-        before = [pipeline.take(TIMEOUT) for _ in range(50)]
-        state = pipeline.state()
-        after = rest(pipeline)
-    with make(300, (2, 2, 2)) as other:
-        other.load_state(state)
-        other.start()
-        assert Counter(rest(other)) == Counter(after)
-    assert Counter(before + after) == Counter(range(300))
-
-
-def test_a_state_can_be_read_before_the_start_and_after_the_end() -> None:
-    with make(20) as pipeline:
-        state = pipeline.state()
-        pipeline.start()
-        assert rest(pipeline) == list(range(20))
-        end = pipeline.state()
-    for kept, expected in ((state, list(range(20))), (end, [])):
-        with make(20) as other:
-            other.load_state(kept)
+def test_items_of_a_state_keep_their_types_or_are_refused() -> None:
+    games = move_chunks(4)
+    for items in (
+        [(games[0], games[1]), (games[2],)],
+        [SCANNED, ChunkSource("a", games)],
+        [1, [b"", {"b": 1.5}]],
+    ):
+        with at_the_end(items) as pipeline, piped(Given(items), Pass()) as other:
+            other.load_state(pipeline.state())
             other.start()
-            assert rest(other) == expected
-
-
-def test_a_state_of_more_threads_can_be_loaded_with_fewer() -> None:
-    with make(100, (1, 4), capacity=1) as pipeline:
-        pipeline.start()
-        before = [pipeline.take(TIMEOUT) for _ in range(10)]
-        state = pipeline.state()
-    with make(100, (1, 1), capacity=1) as other:
-        other.load_state(state)
-        other.start()
-        assert Counter(before + rest(other)) == Counter(range(100))
-
-
-# --- pauses -------------------------------------------------------------------------------------------
-
-
-class Ticking(Stage):
-    """Waits in short timeouts for an event that never happens, and counts its wake-ups."""
-
-    first = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wakeups = 0
-
-    def work(self, worker: Worker) -> None:
-        while True:
-            self.wait_for(worker, lambda: None, 1e-4)
-            self.wakeups += 1
-
-
-def test_a_wait_that_times_out_during_a_pause_stays_idle() -> None:
-    with Pipeline([ticking := Ticking()], [BLOCK]) as pipeline:
-        pipeline.start()
-        until(lambda: ticking.wakeups > 10)
-        wakeups = threading.Event()
-        with pipeline.coordinator.paused():
-            before = ticking.wakeups
-            wakeups.wait(0.02)  # two hundred timeouts
-            assert ticking.wakeups == before
-        until(lambda: ticking.wakeups > before)
-
-
-def test_a_pause_waits_for_working_threads() -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    class Slow(Pass):
-        def process(self, item: Any) -> Iterable[Any]:
-            entered.set()
-            assert leave.wait(TIMEOUT)
-            return (item,)
-
-    with Pipeline([Numbers(1), Slow()], [BLOCK] * 2) as pipeline:
-        pipeline.start()
-        assert entered.wait(TIMEOUT)
-        state = in_thread(pipeline.state)
-        until(lambda: pipeline.coordinator._pauses)
-        leave.set()
-        kept = state()["Slow"]
-        assert kept["queue"] + [item for game_batch in kept["hands"] for item in game_batch] == [0]
-
-
-def test_a_pause_ends_when_the_pipeline_stops() -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    class Stuck(Pass):
-        def process(self, item: Any) -> Iterable[Any]:
-            entered.set()
-            assert leave.wait(TIMEOUT)
-            return (item,)
-
-    with Pipeline([Numbers(1), Stuck()], [BLOCK] * 2) as pipeline:
-        pipeline.start()
-        assert entered.wait(TIMEOUT)
-        state = in_thread(pipeline.state)
-        until(lambda: pipeline.coordinator._pauses)
-        pipeline.coordinator.stop()
-        assert isinstance(state(), HexdataError)
-        leave.set()
-
-
-def test_a_stop_during_a_pause_is_raised_in_the_pausing_thread() -> None:
-    coordinator = Coordinator()
-    with pytest.raises(Stopped), coordinator.paused():
-        coordinator.stop()
-
-
-def test_items_can_be_taken_during_a_pause() -> None:
-    with make(20, capacity=3) as pipeline:
-        pipeline.start()
-        until(lambda: len(pipeline.queues[-1]) == 3)
-        with pipeline.coordinator.paused():
-            assert [pipeline.take(TIMEOUT) for _ in range(3)] == [0, 1, 2]
-            assert pipeline.take(0.001) is None
-        assert rest(pipeline) == list(range(3, 20))
-
-
-# --- shutdown -----------------------------------------------------------------------------------------
+            assert repr(rest(other)) == repr(items)
+    for value in ({1, 2}, games[0], datetime.date(2020, 1, 1), 1 << 70, "\udcff"):
+        with at_the_end([value]) as pipeline:
+            with pytest.raises(ConfigError, match="a state cannot store"):
+                pipeline.state()
+            assert rest(pipeline) == [value]  # it goes on
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("error", [ValueError("no"), StopIteration(), SystemExit(3), KeyboardInterrupt()])
 def test_an_error_reaches_the_trainer_and_stops_all_threads(stage: int, error: BaseException) -> None:
-    pipeline = make(10**9, (2, 2, 2))
-    failing = pipeline.stages[stage]
+    pipeline = holding(10**9, (2, 2, 2))
+    failing: Any = pipeline.stages[stage]
 
     def fail(*_: Any) -> Any:
         raise error
 
-    if isinstance(failing, Hold):
-        failing.process = fail  # type: ignore[method-assign]
-    else:
-        failing.work = fail  # type: ignore[method-assign]
+    failing.process = failing.work = fail
     pipeline.start()
     expected = HexdataError if isinstance(error, StopIteration) else type(error)
     for _ in range(2):
@@ -253,84 +147,27 @@ def test_an_error_reaches_the_trainer_and_stops_all_threads(stage: int, error: B
     pipeline.close()
 
 
-def test_an_error_in_finish_reaches_the_trainer() -> None:
-    class BadEnd(Pass):
-        def finish(self) -> Iterable[Any]:
-            raise ValueError("at the end")
-
-    with Pipeline([Numbers(3), BadEnd()], [(9, "block")] * 2) as pipeline:
+@pytest.mark.parametrize("taken", [None, 0, 1, 30])
+def test_closing_at_any_time_ends_all_threads(taken: int | None) -> None:
+    """Also before the start: a signal handler may close a pipeline that a trainer is about to start."""
+    pipeline = holding(10**9, (1, 3, 1), capacity=1)
+    if taken is not None:
         pipeline.start()
-        with pytest.raises(ValueError, match="at the end"):
-            rest(pipeline)
-
-
-@pytest.mark.parametrize("taken", [0, 1, 5, 30])
-@pytest.mark.parametrize("capacity", [1, 4])
-def test_closing_in_the_middle_ends_all_threads(taken: int, capacity: int) -> None:
-    pipeline = make(10**9, (1, 3, 1), capacity)
-    pipeline.start()
-    for _ in range(taken):
+    for _ in range(taken or 0):
         assert pipeline.take(TIMEOUT) is not None
     pipeline.close()
     pipeline.close()
-    with pytest.raises(StopIteration):
-        pipeline.take(TIMEOUT)
-
-
-def test_a_pipeline_can_be_closed_before_the_start_and_during_a_wait() -> None:
-    make(3).close()
-    with Pipeline([Ticking()], [BLOCK]) as pipeline:
-        pipeline.start()
-        waiting = in_thread(pipeline.take)
-        until(lambda: pipeline.coordinator._working_count == 0)
-        pipeline.close()
-        assert isinstance(waiting(), StopIteration)
-
-
-def test_a_closed_pipeline_starts_no_thread() -> None:
-    """A trainer may check for closing just before another thread closes the pipeline, and then start it."""
-    before = set(threading.enumerate())
-    pipeline = make(9)
-    pipeline.close()
     pipeline.start()
-    assert not any(stage._threads for stage in pipeline.stages)
-    with pytest.raises(StopIteration):
-        pipeline.take(TIMEOUT)
-    assert set(threading.enumerate()) == before
+    assert rest(pipeline) == []
 
 
-def test_closing_during_the_start_starts_no_further_thread() -> None:
-    """For example by a signal handler, which runs in the same thread."""
-
-    class Closing(Pass):
-        def start(self) -> None:
-            super().start()
-            pipeline.close()
-
-    pipeline = Pipeline([Numbers(9), Closing(), Hold()], [(1, "block")] * 3)
+def test_an_unreferenced_pipeline_stops() -> None:
+    pipeline = holding(10**9)
     pipeline.start()
-    assert [len(stage._threads) for stage in pipeline.stages] == [0, 1, 1]
-    pipeline.close()
-
-
-def test_two_threads_can_close_a_pipeline() -> None:
-    """In some versions of Python, a thread that two threads join at once makes one of them fail."""
-    second = threading.Event()
-
-    class Joining(Pass):
-        def join(self) -> list[str]:
-            if threading.current_thread() is threading.main_thread():
-                others.append(in_thread(pipeline.close))
-                assert not second.wait(0.1)
-            else:
-                second.set()
-            return super().join()
-
-    others: list[Any] = []
-    pipeline = Pipeline([Numbers(9), Joining()], [BLOCK] * 2)
-    pipeline.start()
-    pipeline.close()
-    assert others[0]() is None
+    workers = [worker for stage in pipeline.stages for worker in stage.workers]
+    del pipeline
+    gc.collect()
+    until(lambda: not any(worker.thread and worker.thread.is_alive() for worker in workers))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -339,14 +176,14 @@ def test_a_fork_of_the_process_never_waits_for_missing_threads(name: str) -> Non
     """Even if one of the threads held the lock at that moment."""
     entered, leave = threading.Event(), threading.Event()
 
-    def hold() -> None:
+    def hold() -> bool:
         entered.set()
-        assert leave.wait(TIMEOUT)
+        return leave.wait(TIMEOUT)
 
-    with make(10**9) as pipeline:
+    with holding(10**9) as pipeline, ThreadPoolExecutor() as pool:
         if name != "start":
             pipeline.start()
-        holding = in_thread(lambda: pipeline.coordinator.change(hold))
+        pool.submit(pipeline.coordinator.wait_for, hold)
         assert entered.wait(TIMEOUT)
         child = os.fork()
         if not child:
@@ -354,138 +191,55 @@ def test_a_fork_of_the_process_never_waits_for_missing_threads(name: str) -> Non
             try:
                 operator.attrgetter(name)(pipeline)()
             except HexdataError as error:
-                os._exit(1 if "another process" in str(error) else 3)
+                os._exit(1 if "fork" in str(error) else 3)
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         leave.set()
-        holding()
     assert status == (0 if name in ("close", "coordinator.stop") else 1)
 
 
-def test_an_unreferenced_pipeline_stops() -> None:
-    pipeline = make(10**9)
-    pipeline.start()
-    stages = pipeline.stages
-    del pipeline
-    gc.collect()
-    assert [stage.join() for stage in stages] == [[]] * 3
+class Small(Transform):
+    """Passes on numbers below 6 and counts the others."""
+
+    def process(self, item: Any) -> Iterable[Any]:
+        self.count("small" if item < 6 else "large")
+        return [item] if item < 6 else []
+
+    def notes(self) -> dict[str, Any]:
+        return {"last": "x"}
 
 
-def test_close_names_a_thread_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hexdata.live.stage._JOIN_SECONDS", 0.01)
-    entered, leave = threading.Event(), threading.Event()
+def test_metrics_notes_and_prometheus_show_every_stage() -> None:
+    pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+    from prometheus_client.parser import text_string_to_metric_families
 
-    class Stuck(Pass):
-        def process(self, item: Any) -> Iterable[Any]:
-            entered.set()
-            leave.wait(TIMEOUT)
-            return (item,)
+    from hexdata.live.prometheus import serve_metrics
 
-    pipeline = Pipeline([Numbers(1), Stuck()], [BLOCK] * 2)
-    pipeline.start()
-    assert entered.wait(TIMEOUT)
-    with pytest.raises(HexdataError, match="Stuck-0"):
-        pipeline.close()
-    leave.set()
-    until(lambda: [stage.join() for stage in pipeline.stages] == [[], []])
-
-
-class Interrupted:
-    """Raises KeyboardInterrupt at the k-th line that a thread runs in ``coordinator.py``, as Ctrl-C may.
-
-    Only at lines where the interpreter checks for signals, which it does after calls: not at a ``try``, and
-    not between the last call in a ``with self._lock`` block and the release of the lock.
-    """
-
-    def __init__(self, line: int) -> None:
-        self.left = line
-        self._entered: set[tuple[int, int]] = set()
-
-    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
-        if frame.f_code.co_filename != coordinator_module.__file__:
-            return None
-        if event == "line" and not self._cannot_be(frame):
-            self.left -= 1
-            if self.left == 0:
-                raise KeyboardInterrupt
-        return self
-
-    def _cannot_be(self, frame: Any) -> bool:
-        """Return whether a line is a ``try``, or the second visit of a line that acquires the lock."""
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        if line != "with self._lock:":
-            return line == "try:"
-        location = (id(frame), frame.f_lineno)
-        visited = location in self._entered
-        self._entered ^= {location}
-        return visited
-
-
-@pytest.mark.parametrize("action", ["take", "state"])
-def test_after_ctrl_c_at_any_line_a_pipeline_can_be_closed(action: str) -> None:
-    line = 0
-    while True:
-        line += 1
-        pipeline = make(10**9)
+    stages = [Given(range(10)), Small(threads=2)]
+    with Pipeline(stages, [(4, "block"), (2, "keep-newest")]) as pipeline:
         pipeline.start()
-        before = sys.gettrace()
-        sys.settrace(interrupted := Interrupted(line))
-        try:
-            getattr(pipeline, action)()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
-        if interrupted.left > 0:
-            pipeline.close()
-            break
-        assert in_thread(pipeline.state)() is not None, "another thread can still read it"
-        assert pipeline.take(TIMEOUT) is not None, "the stages work on"
-        pipeline.close()
-    assert line > 10
+        until(lambda: all(worker.has_ended for stage in stages for worker in stage.workers))
+        assert pipeline.notes() == {"Small": {"last": "x"}}
+        metrics = pipeline.metrics()["Small"]
+        assert metrics.pop("busy_seconds") > 0
+        counts = {"out": 6, "dropped": 4, "queued": 2, "capacity": 2, "threads": 2, "busy": 0}
+        assert metrics == counts | {"small": 6, "large": 4}
 
-
-# --- metrics and errors -------------------------------------------------------------------------------
-
-
-def test_metrics_and_notes_are_grouped_by_stage() -> None:
-    class Talking(Pass):
-        def process(self, item: Any) -> Iterable[Any]:
-            self.count("odd" if item % 2 else "even")
-            self.count("sum", item)
-            return (item,)
-
-        def notes(self) -> dict[str, Any]:
-            return {"last": "x"}
-
-    with Pipeline([Numbers(5), Talking(threads=2)], [(9, "block")] * 2) as pipeline:
-        pipeline.start()
-        assert [stage.join() for stage in pipeline.stages] == [[], []]
-        metrics = pipeline.metrics()["Talking"]
-        assert (metrics["odd"], metrics["even"], metrics["sum"]) == (2, 3, 10)
-        assert (metrics["out"], metrics["queued"], metrics["capacity"], metrics["dropped"]) == (5, 5, 9, 0)
-        assert (metrics["threads"], metrics["busy"]) == (2, 0)
-        assert metrics["busy_seconds"] > 0
-        assert pipeline.notes() == {"Talking": {"last": "x"}}
-
-
-def test_link_stages_receives_all_stages_in_order() -> None:
-    met: list[list[Stage]] = []
-
-    class Sociable(Pass):
-        def link_stages(self, stages: Iterable[Stage]) -> None:
-            met.append(list(stages))
-
-    pipeline = Pipeline([Numbers(1), Sociable()], [BLOCK] * 2)
-    assert met == [pipeline.stages]
-
-
-def test_an_invalid_order_of_stages_is_refused() -> None:
-    for stages in ([], [Pass()], [Numbers(1), Numbers(1)], [Numbers(1), Pass(), Pass()]):
-        with pytest.raises(ConfigError):
-            Pipeline(stages, [BLOCK] * len(stages))
-    for capacity, overflow in ((0, "block"), (1, "spill")):
-        with pytest.raises(ConfigError):
-            Queue(Coordinator(), capacity, overflow)  # type: ignore[arg-type]
+        with serve_metrics(pipeline.metrics, 0) as port:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT) as answer:
+                families = list(text_string_to_metric_families(answer.read().decode()))
+            samples = {
+                (each.name.removeprefix("hexdata_live_"), each.labels.get("figure")): each.value
+                for family in families
+                for each in family.samples
+                if each.labels["stage"] == "Small" and not each.name.endswith("_created")
+            }
+            assert samples.pop(("busy_seconds_total", None)) > 0
+            names = ("items_total", "dropped_total", "queued", "capacity", "threads", "busy_threads")
+            expected = {(name, None): value for name, value in zip(names, counts.values(), strict=True)}
+            assert samples == expected | {("figure", "small"): 6, ("figure", "large"): 4}
+            for host, taken in (("127.0.0.1", port), ("127.0.0.1", 70_000), ("192.0.2.1", 0)):
+                with pytest.raises(ConfigError, match=f"{host}:{taken}"), serve_metrics(dict, taken, host):
+                    pass
     with pytest.raises(ConfigError):
         Pass(threads=0)

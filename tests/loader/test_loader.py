@@ -1,305 +1,185 @@
-"""Tests of ``Loader``: every position once per epoch, for any ranks and workers, resumable anywhere."""
+"""Tests of ``Loader`` and ``PositionDataset`` over shards; tests/promises has the contract of all loaders."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import pickle
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from hexdata.batch import FIELDS
-from hexdata.errors import ConfigError
-from hexdata.loader import Loader, combine_digests
+from hexdata.errors import BudgetError, ConfigError, HexdataError, StoreError
+from hexdata.loader import Loader, LoaderOptions, PositionDataset
 from hexdata.order import shuffle_indices
-from tests.pairs import FULL
+from hexdata.shards.manifest import ShardManifest
+from tests.shard_folder import SHARD_SIZE, TARGETS
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
 
 Steps = list[list[int]]
-
 IDS = ("position_id",)
-SMALL_WINDOWS: dict[str, Any] = {"mode": "stream", "streams": (12, 6), "window": 8}
-"""Stream mode for the numbers of ranks and workers in these tests."""
-WORLDS = {
-    "exact": list(itertools.product((1, 2, 3, 4), (1, 2, 3))),
-    "stream": [(1, 1), (2, 2), (3, 3), (4, 1)],
-}
-"""Numbers of ranks and workers. ``test_stream`` has more for stream mode, which is slower."""
-MODES: list[dict[str, Any]] = [{"mode": "exact"}, {"mode": "exact", "shuffle": False}, SMALL_WINDOWS]
+STREAM: dict[str, Any] = {"mode": "stream", "streams": (12, 6), "window": 8}
+MODES: list[dict[str, Any]] = [{"mode": "exact"}, {"mode": "exact", "shuffle": False}, STREAM]
 
 
-def ids_of(loader: Loader) -> Steps:
-    """Run the rest of the epoch and return the position ids of each batch."""
-    return [batch["position_id"].tolist() for batch in loader]
+def ids_of(batches: Any) -> Steps:
+    return [batch["position_id"].tolist() for batch in batches]
 
 
 def flat(steps: Steps) -> list[int]:
     return list(itertools.chain(*steps))
 
 
-def run_rank(loader: Loader, workers: int) -> Steps:
-    """Run the rest of a rank's epoch with workers that take turns, as in PyTorch."""
-    first = loader.state_dict()["batch"]
-    of_worker = [loader.batches(worker, workers) for worker in range(workers)]
-    steps = []
-    for step in range(first, len(loader)):
-        batch = next(of_worker[step % workers])
-        ids = batch["position_id"]
-        steps.append(ids[~batch["padding"]].tolist() if "padding" in batch else ids.tolist())
-    assert [list(rest) for rest in of_worker] == [[]] * workers
-    return steps
+def stored(shards: ShardFolder, start: int = 0, stop: int = 9) -> list[int]:
+    """Return the ids of shards start to stop (exclusive) in stored order."""
+    found: list[int] = shards.splits["train"]["position_id"][start * SHARD_SIZE : stop * SHARD_SIZE].tolist()
+    return found
 
 
-def run_world(
-    folder: ShardFolder, world_size: int, workers: int = 1, state: Any = None, epoch: int = 0, **options: Any
-) -> Steps:
-    """Run the rest of an epoch on every rank, and return the sorted ids of each step."""
-    ranks = []
-    for rank in range(world_size):
-        loader = Loader(folder.path, rank=rank, world_size=world_size, fields=IDS, **options)
-        loader.set_epoch(epoch)
-        if state is not None:
-            loader.load_state_dict(state)
-        ranks.append(run_rank(loader, workers))
-    return [sorted(itertools.chain(*step)) for step in zip(*ranks, strict=True)]
+# --- content and order --------------------------------------------------------------------------------
 
 
-# --- every position once ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("options", MODES)
-@pytest.mark.parametrize(
-    ("remainder", "global_batch"),
-    [(remainder, size) for remainder in ("short", "pad", "drop") for size in (12, 60)]
-    + [("short", 144), ("pad", 144)],
-)
-def test_ranks_and_workers_deliver_the_same_steps(
-    shards: ShardFolder, options: dict[str, Any], remainder: Any, global_batch: int
-) -> None:
-    """Every position once, and the same positions at each step, for 1 to 4 ranks with 1 to 3 workers.
-
-    The plain run tries half of the worlds of exact mode with each case: the others without the shuffle.
-    """
-    alone = run_world(shards, 1, batch_size=global_batch, remainder=remainder, **options)
-    full, rest = divmod(134, global_batch)
-    assert [len(step) for step in alone] == [global_batch] * full + [rest] * (remainder != "drop")
-    ids = flat(alone)
-    assert len(set(ids)) == len(ids)
-    assert remainder == "drop" or sorted(ids) == list(range(134))
-    is_half = options["mode"] == "exact" and not FULL
-    half = (global_batch // 12 + len(remainder) + options.get("shuffle", True)) % 2
-    for world_size, workers in WORLDS[options["mode"]][half::2] if is_half else WORLDS[options["mode"]]:
-        batch_size = global_batch // world_size
-        found = run_world(shards, world_size, workers, batch_size=batch_size, remainder=remainder, **options)
-        assert found == alone
-
-
-@pytest.mark.parametrize("batch_size", [1, 5, 16, 200])
-@pytest.mark.parametrize("world_size", [1, 3, 8])
-def test_any_batch_size_delivers_every_position_once(
-    shards: ShardFolder, batch_size: int, world_size: int
-) -> None:
-    steps = run_world(shards, world_size, 2, batch_size=batch_size)
-    assert sorted(flat(steps)) == list(range(134))
-    assert {len(step) for step in steps[:-1]} <= {batch_size * world_size}
-
-
-@pytest.mark.parametrize("options", MODES)
-@pytest.mark.parametrize("remainder", ["short", "pad", "drop"])
-def test_resuming_after_each_batch_delivers_the_rest(
-    shards: ShardFolder, options: dict[str, Any], remainder: Any
-) -> None:
-    """With the same and with other numbers of ranks and workers.
-
-    The plain run resumes each batch in each world with one of the three remainders.
-    """
-    shift = ("short", "pad", "drop").index(remainder)
-    options = {**options, "remainder": remainder}
-    expected = run_world(shards, 1, epoch=1, batch_size=24, **options)
-    for stop in range(len(expected)):
-        loader = Loader(shards.path, batch_size=24, fields=IDS, **options)
-        loader.set_epoch(1)
-        for _ in itertools.islice(loader, stop):
-            pass
-        state = json.loads(json.dumps(loader.state_dict()))
-        assert (state["epoch"], state["batch"]) == (1, stop)
-        for number, (world_size, workers) in enumerate(WORLDS[options["mode"]][::2]):
-            if (number + stop + shift) % 3 and not FULL:
-                continue
-            batch_size = 24 // world_size
-            rest = run_world(shards, world_size, workers, state, batch_size=batch_size, **options)
-            assert rest == expected[stop:]
-
-
-# --- order --------------------------------------------------------------------------------------------
-
-
-def test_the_order_equals_shuffle_indices(shards: ShardFolder) -> None:
-    ids = shards.splits["train"]["position_id"].tolist()
-    loader = Loader(shards.path, batch_size=10, seed=5, fields=IDS)
-    for epoch in range(3):
-        assert loader.epoch == epoch
-        assert flat(ids_of(loader)) == shuffle_indices(ids, 5, epoch)
-
-
-@pytest.mark.parametrize("mode", ["exact", "stream"])
-def test_every_epoch_and_seed_has_another_order(shards: ShardFolder, mode: Any) -> None:
-    loader = Loader(shards.path, batch_size=16, seed=3, mode=mode, fields=IDS)
-    first, second = flat(ids_of(loader)), flat(ids_of(loader))
-    other_seed = flat(ids_of(Loader(shards.path, batch_size=16, seed=4, mode=mode, fields=IDS)))
-    orders = [first, second, other_seed, shards.splits["train"]["position_id"].tolist()]
-    assert all(a != b for a, b in itertools.combinations(orders, 2))
-    loader.set_epoch(0)
-    assert flat(ids_of(loader)) == first
+@pytest.mark.parametrize("mode", ["exact", "stream", "dataset"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_batches_contain_the_stored_values(make_shards: MakeShards, mode: Any, dense: bool) -> None:
+    folder = make_shards(train=70, dense=dense, targets=dense)
+    source = folder.splits["train"]
+    rows = np.argsort(source["position_id"])
+    fields = [*(name for name in FIELDS if name in source), *(TARGETS if dense else ())]
+    if mode == "dataset":
+        dataset = PositionDataset(folder.path, fields=fields)
+        assert len(dataset) == 70
+        batches = [dataset.batch(range(50)), dataset.batch(range(-20, 0))]
+        for name, value in dataset[-3].items():
+            assert value.tobytes() == batches[1][name][17].tobytes()
+    else:
+        batches = list(Loader(folder.path, batch_size=52, mode=mode, fields=fields))
+    assert sorted(flat(ids_of(batches))) == list(range(70))
+    for batch in batches:
+        chosen = rows[batch["position_id"]]
+        bits = np.unpackbits(source["board"][chosen], axis=1, count=50)
+        np.testing.assert_array_equal(batch.pop("board"), bits.reshape(-1, 2, 5, 5).astype("f4"), strict=True)
+        assert [*batch] == fields[1:]
+        for name, array in batch.items():
+            expected = source[name][chosen]
+            expected = expected.astype("f4") if expected.dtype == np.float64 else expected
+            np.testing.assert_array_equal(array, expected, strict=True, err_msg=name)
 
 
 @pytest.mark.parametrize("mode", ["exact", "stream"])
 def test_validation_has_stored_order_by_default(shards: ShardFolder, mode: Any) -> None:
-    stored = shards.splits["val"]["position_id"].tolist()
+    val = shards.splits["val"]["position_id"].tolist()
     loader = Loader(shards.path, split="val", batch_size=6, mode=mode, fields=IDS)
-    assert flat(ids_of(loader)) == flat(ids_of(loader)) == stored
+    assert flat(ids_of(loader)) == flat(ids_of(loader)) == val
     shuffled = Loader(shards.path, split="val", batch_size=8, shuffle=True, mode=mode, fields=IDS)
-    assert flat(ids_of(shuffled)) != stored
+    assert flat(ids_of(shuffled)) != val
 
 
-def test_the_last_batch_is_divided_padded_or_dropped(shards: ShardFolder) -> None:
+def test_the_order_is_pinned(shards: ShardFolder) -> None:
+    """If this literal changes, runs cannot be repeated or resumed, and ORDER_VERSION must be increased."""
+    row = np.argsort(shards.splits["train"]["position_id"])
+    loader = Loader(shards.path, mode="exact", batch_size=8, seed=1, fields=IDS)
+    assert [row[ids].tolist() for ids in ids_of(loader)[:3]] == [
+        [65, 1, 55, 43, 31, 124, 129, 93],
+        [78, 130, 71, 64, 119, 105, 17, 4],
+        [76, 97, 70, 29, 26, 16, 52, 99],
+    ]
+    assert row[ids_of(loader)[0]].tolist() == [119, 40, 92, 94, 71, 111, 31, 102]
+
+
+@pytest.mark.parametrize("weights", [None, "position_id % 5 / 2"])
+def test_shuffled_indices_of_a_dataset_give_the_batches_of_the_loader(
+    shards: ShardFolder, weights: str | None
+) -> None:
+    """Including the random symmetries and value weights of the epoch, and in a pickled copy."""
+    options: dict[str, Any] = {
+        "seed": 9,
+        "fields": ("board", "policy", "value", "position_id"),
+        "symmetry": True,
+        "tier_probability": (1.0, 0.7, 0.4, 0.1),
+        "where": "value_sample_tier <> 2",
+        "weights": weights,
+    }
+    loader = Loader(shards.path, batch_size=10, **options)
+    dataset = pickle.loads(pickle.dumps(PositionDataset(shards.path, **options)))
+    assert len(dataset) < 134
+    for epoch in (0, 3):
+        loader.set_epoch(epoch)
+        dataset.set_epoch(epoch)
+        indices = iter(shuffle_indices(dataset.epoch_indices(epoch), 9, epoch))
+        for batch in loader:
+            for name, array in dataset.batch([next(indices) for _ in batch["value"]]).items():
+                np.testing.assert_array_equal(array, batch[name], strict=True)
+
+
+# --- the last batch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", MODES)
+def test_the_last_batch_is_divided_padded_or_dropped(shards: ShardFolder, options: dict[str, Any]) -> None:
+    common = {**options, "batch_size": 36, "world_size": 4, "fields": ("board", "policy", *IDS)}
+
     def sizes(remainder: Any) -> list[list[int]]:
-        ranks = range(4)
-        options: dict[str, Any] = {"batch_size": 33, "world_size": 4, "remainder": remainder, "fields": IDS}
-        return [[len(ids) for ids in ids_of(Loader(shards.path, rank=rank, **options))] for rank in ranks]
+        loaders = [Loader(shards.path, rank=rank, remainder=remainder, **common) for rank in range(4)]
+        return [[len(ids) for ids in ids_of(loader)] for loader in loaders]
 
-    assert sizes("short") == [[33, 1], [33, 1], [33, 0], [33, 0]]  # 134 = 4 * 33 + 2
-    assert sizes("pad") == [[33, 33]] * 4
-    assert sizes("drop") == [[33]] * 4
-    empty = list(Loader(shards.path, batch_size=33, rank=3, world_size=4))[-1]
+    assert sizes("short") == [[34], [34], [33], [33]]  # of 134
+    for remainder in ("pad", "auto"):
+        assert sizes(remainder) == [[36]] * 4
+    with pytest.raises(ConfigError, match="drop' leaves no batch: 134 positions"):
+        Loader(shards.path, remainder="drop", **common)
+    alone = Loader(shards.path, remainder="drop", **{**common, "world_size": 1})
+    assert [len(ids) for ids in ids_of(alone)] == [36] * 3
+    with pytest.raises(ConfigError, match="drop' leaves no batch"):
+        alone.for_rank(0, 4)
+    empty = list(Loader(shards.path, rank=3, remainder="short", **{**common, "batch_size": 33}))[-1]
     assert [(array.dtype, array.shape) for array in empty.values()] == [
         (np.float32, (0, 2, 5, 5)),
         (np.float32, (0, 25)),
-        (np.float32, (0,)),
+        (np.int64, (0,)),
     ]
 
 
 @pytest.mark.parametrize("options", MODES)
-def test_padding_is_flagged_in_every_batch(shards: ShardFolder, options: dict[str, Any]) -> None:
-    loader = Loader(shards.path, batch_size=36, remainder="pad", fields=IDS, **options)
-    batches = list(loader)
-    assert [int(batch["padding"].sum()) for batch in batches] == [0, 0, 0, 10]
-    assert {batch["padding"].shape for batch in batches} == {(36,)}
+def test_padding_repeats_positions_and_is_flagged(shards: ShardFolder, options: dict[str, Any]) -> None:
+    ranks = [
+        list(Loader(shards.path, batch_size=12, rank=rank, world_size=4, fields=IDS, **options))
+        for rank in range(4)
+    ]
+    assert not any(batch["padding"].any() for batches in ranks for batch in batches[:-1])
+    last = [batches[-1] for batches in ranks]
+    assert [(len(batch["padding"]), int(batch["padding"].sum())) for batch in last] == [
+        *[(12, 2)] * 2,
+        *[(12, 3)] * 2,
+    ]  # 134 = 2 * 48 + 38
+    repeated = [i for batch in last for i in batch["position_id"][batch["padding"]].tolist()]
+    assert len(set(repeated)) == 10
+    if options["mode"] == "exact":  # the first of the epoch
+        order = stored(shards)
+        order = shuffle_indices(order, 0, 0) if options.get("shuffle", True) else order
+        assert repeated == order[:10]
     assert "padding" not in next(iter(Loader(shards.path, batch_size=36, fields=IDS, **options)))
-
-
-@pytest.mark.parametrize("options", MODES)
-def test_an_epoch_without_batches_is_refused(shards: ShardFolder, options: dict[str, Any]) -> None:
-    options = {**options, "remainder": "drop"}
-    message = "drop' leaves no batch; found 134 positions; expected at least 144, a full batch"
-    with pytest.raises(ConfigError, match=message):
-        Loader(shards.path, batch_size=144, **options)
-    alone = Loader(shards.path, batch_size=72, **options)
-    assert len(alone) == 1
-    with pytest.raises(ConfigError, match=message):
-        alone.for_rank(0, 2)
-
-
-def test_a_split_without_positions_has_no_batches(make_shards: MakeShards) -> None:
-    loader = Loader(make_shards(train=0).path)
-    assert (len(loader), list(loader), loader.epoch) == (0, [], 1)
-
-
-# --- content ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["exact", "stream"])
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("batch_size", [4, 52, 500])
-def test_batches_contain_the_stored_values(
-    make_shards: MakeShards, mode: Any, dense: bool, batch_size: int
-) -> None:
-    folder = make_shards(train=70, dense=dense)
-    source = folder.splits["train"]
-    rows = np.argsort(source["position_id"])
-    fields = [name for name in FIELDS if name not in ("policy_mask", "value_weight")]
-    for batch in Loader(folder.path, batch_size=batch_size, mode=mode, fields=fields):
-        chosen = rows[batch["position_id"]]
-        bits = np.unpackbits(source["board"][chosen], axis=1, count=50)
-        np.testing.assert_array_equal(batch.pop("board"), bits.reshape(-1, 2, 5, 5).astype("f4"), strict=True)
-        assert batch.keys() == set(fields) - {"board"}
-        for name, array in batch.items():
-            np.testing.assert_array_equal(array, source[name][chosen], strict=True, err_msg=name)
-
-
-def test_batch_options_are_applied(shards: ShardFolder) -> None:
-    batch = next(iter(Loader(shards.path, planes=3, board="float16", tier_probability=(1, 1, 0, 0))))
-    assert (batch["board"].shape[1:], batch["board"].dtype) == ((3, 5, 5), np.float16)
-    assert set(np.unique(batch["value_weight"])) == {0, 1}
-
-
-def test_a_store_and_its_shards_are_equivalent(shards: ShardFolder) -> None:
-    assert ids_of(Loader(shards.path.parent, fields=IDS)) == ids_of(Loader(shards.path, fields=IDS))
-    assert ids_of(Loader(str(shards.path), fields=IDS)) == ids_of(Loader(shards.path, fields=IDS))
-
-
-@pytest.mark.parametrize("mode", ["exact", "stream"])
-def test_batches_may_be_modified(shards: ShardFolder, mode: Any) -> None:
-    loader = Loader(shards.path, split="val", batch_size=8, mode=mode, fields=FIELDS)
-    expected = list(loader)
-    loader.set_epoch(0)
-    for batch, untouched in zip(loader, expected, strict=True):
-        for name, array in batch.items():
-            np.testing.assert_array_equal(array, untouched[name])
-            assert array.flags.writeable
-            array[...] = 0
-
-
-def test_take_ignores_the_rank(shards: ShardFolder) -> None:
-    ids = shards.splits["train"]["position_id"].tolist()
-    loader = Loader(shards.path, batch_size=7, rank=1, world_size=2, remainder="pad", fields=IDS)
-    before = loader.state_dict()
-    for ranges, epoch in (
-        ([(0, 134)], 0),
-        ([(3, 20), (20, 20), (60, 70), (0, 4)], 0),
-        ([(20, 90), (90, 134)], 1),
-        ([], 2),
-    ):
-        batches = list(loader.take(ranges, epoch))
-        order = shuffle_indices(ids, 0, epoch)
-        assert [batch["position_id"].tolist() for batch in batches] == [order[a:b] for a, b in ranges]
-        assert all(batch.keys() == {"position_id"} for batch in batches)
-    assert loader.state_dict() == before
-    for start, stop in ((-1, 3), (4, 3), (0, 135)):
-        with pytest.raises(ConfigError, match="a range is outside the epoch"):
-            loader.take([(0, 1), (start, stop)], 0)
-    with pytest.raises(ConfigError, match="stream mode cannot deliver ranges"):
-        Loader(shards.path, mode="stream").take([(0, 1)], 0)
-    with pytest.raises(ConfigError, match="stream mode cannot deliver ranges"):
-        Loader(shards.path, mode="stream").chunk_sizes()
-
-
-@pytest.mark.parametrize("options", MODES)
-def test_a_pickled_loader_continues_at_its_position(shards: ShardFolder, options: dict[str, Any]) -> None:
-    loader = Loader(shards.path, batch_size=12, fields=IDS, **options)
-    whole = ids_of(loader)
-    loader.set_epoch(0)
-    assert next(iter(loader))["position_id"].tolist() == whole[0]
-    copy = pickle.loads(pickle.dumps(loader))
-    assert ids_of(copy) == whole[1:]
-    assert loader.state_dict()["batch"] == 1
-    assert ids_of(loader) == whole[1:]
-    assert copy.epoch_digest == loader.epoch_digest
 
 
 # --- position -----------------------------------------------------------------------------------------
 
 
-def test_the_next_loop_continues(shards: ShardFolder) -> None:
-    whole = ids_of(Loader(shards.path, batch_size=20, fields=IDS))
-    loader = Loader(shards.path, batch_size=20, fields=IDS)
-    assert [next(iter(loader))["position_id"].tolist() for _ in range(3)] == whole[:3]
-    assert ids_of(loader) == whole[3:]
-    assert loader.epoch == 1
+def test_take_ignores_the_rank(shards: ShardFolder) -> None:
+    loader = Loader(shards.path, batch_size=7, rank=1, world_size=2, remainder="pad", fields=IDS)
+    before = loader.state_dict()
+    for ranges, epoch in (([(3, 20), (20, 20), (60, 134), (0, 4)], 0), ([(20, 90), (90, 134)], 1), ([], 2)):
+        order = shuffle_indices(stored(shards), 0, epoch)
+        assert ids_of(loader.take(ranges, epoch)) == [order[a:b] for a, b in ranges]
+    assert loader.state_dict() == before
+    for start, stop in ((-1, 3), (4, 3), (0, 135)):
+        with pytest.raises(ConfigError, match="is outside the"):
+            loader.take([(0, 1), (start, stop)], 0)
+    with pytest.raises(ConfigError, match="stream mode cannot"):
+        Loader(shards.path, mode="stream").take([(0, 1)], 0)
 
 
 def test_changing_the_position_during_an_iteration_is_an_error(shards: ShardFolder) -> None:
@@ -314,165 +194,155 @@ def test_changing_the_position_during_an_iteration_is_an_error(shards: ShardFold
         batches = iter(loader)
         next(batches)
         change()
-        with pytest.raises(ConfigError, match="position of the loader was changed while iterating"):
+        with pytest.raises(ConfigError, match="changed while iterating"):
             next(batches)
-    with pytest.raises(ConfigError, match="epoch cannot be used; found -1"):
-        loader.set_epoch(-1)
-
-
-@pytest.mark.parametrize("options", MODES)
-def test_for_rank_equals_a_loader_made_for_the_rank(shards: ShardFolder, options: dict[str, Any]) -> None:
-    first = Loader(shards.path, batch_size=12, fields=IDS, **options)
-    for rank in range(3):
-        made = Loader(shards.path, batch_size=12, rank=rank, world_size=3, fields=IDS, **options)
-        other = first.for_rank(rank, 3)
-        assert other.options == made.options
-        assert ids_of(other) == ids_of(made)
-        assert other.epoch_digest == made.epoch_digest
-    next(iter(first))
-    assert (first.epoch, first.batch) == (0, 1)
-    assert ids_of(first.for_rank(0, 1)) == ids_of(first)
-    next(iter(first))
-    with pytest.raises(ConfigError, match=r"world size .* cannot change within an epoch; found world size 2"):
-        first.for_rank(0, 2)
 
 
 def test_an_epoch_can_start_at_any_batch(shards: ShardFolder) -> None:
     loader = Loader(shards.path, batch_size=20, fields=IDS)
     loader.set_epoch(3)
-    whole = ids_of(loader)
-    for batch in range(len(whole)):
+    whole, epoch_4 = ids_of(loader), ids_of(loader)
+    for batch in range(len(whole) + 1):
         loader.set_epoch(3, batch)
-        assert ids_of(loader) == whole[batch:]
-        assert (loader.epoch_digest is None) == (batch > 0)
-    epoch_4 = ids_of(loader)
-    loader.set_epoch(3, len(whole))
-    assert ids_of(loader) == epoch_4
-    with pytest.raises(ConfigError, match=f"batch is beyond the end of the epoch; found {len(whole) + 1}"):
-        loader.set_epoch(3, len(whole) + 1)
-    for epoch, batch, name in ((3, -1, "batch"), (3, 2.0, "batch"), (3, True, "batch"), (-1, 0, "epoch")):
-        with pytest.raises(ConfigError, match=f"{name} cannot be used"):
+        assert ids_of(loader) == (whole[batch:] or epoch_4)
+        assert (loader.epoch_digest is None) == (0 < batch < len(whole))
+    for epoch, batch in ((3, len(whole) + 1), (3, -1), (3, 2.0), (3, True), (-1, 0)):
+        with pytest.raises(ConfigError):
             loader.set_epoch(epoch, batch)  # type: ignore[arg-type]
 
 
-def test_numpy_integers_and_lists_are_accepted(shards: ShardFolder) -> None:
-    """The state is nevertheless valid JSON."""
-    options: dict[str, Any] = {
-        "batch_size": 12,
-        "seed": 3,
-        "mode": "stream",
-        "streams": (2, 3),
-        "fields": ("position_id", "value"),
-        "tier_probability": (1.0, 0.5, 0.5, 0.1),
-    }
-    given = {
-        **options,
-        "batch_size": np.int64(12),
-        "seed": np.uint8(3),
-        "streams": [2, np.int32(3)],
-        "fields": ["position_id", "value"],
-        "tier_probability": [1.0, 0.5, 0.5, 0.1],
-    }
-    loader, plain = Loader(shards.path, **given), Loader(shards.path, **options)
-    loader.set_epoch(np.int64(2), np.int64(1))
-    plain.set_epoch(2, 1)
-    assert json.dumps(loader.state_dict()) == json.dumps(plain.state_dict())
-    assert ids_of(loader) == ids_of(plain)
-    for fields in ("value", None, 7):
-        with pytest.raises(ConfigError, match="fields cannot be used"):
-            Loader(shards.path, fields=fields)  # type: ignore[arg-type]
-
-
-def test_steps_must_be_recorded_in_order(shards: ShardFolder) -> None:
-    alone = Loader(shards.path, batch_size=20, remainder="pad")
-    for _ in alone:
-        pass
-    loader = Loader(shards.path, batch_size=20, remainder="pad")
-    of_worker = [loader.deliveries(worker, 2) for worker in range(2)]
-    for number in range(len(loader)):
-        step, ids, _ = next(of_worker[number % 2])
-        loader.record(step, ids)
-        assert loader.state_dict()["batch"] == step + 1
-        with pytest.raises(ConfigError, match="steps must be recorded in order"):
-            loader.record(step, ids)
-    loader.end_epoch()
-    assert loader.state_dict() == alone.state_dict()
-    assert loader.epoch_digest == alone.epoch_digest
-    for worker, workers in ((2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(ConfigError, match="worker must be below workers"):
-            next(loader.deliveries(worker, workers))
-
-
-def test_resuming_reads_no_earlier_shards(make_shards: MakeShards) -> None:
-    folder = make_shards(train=64)
-    options: dict[str, Any] = {"batch_size": 16, "shuffle": False, "fields": IDS}
-    state = Loader(folder.path, **options).state_dict() | {"batch": 2}
-    resumed = Loader(folder.path, **options)
-    for number in (0, 1):
-        path = folder.path / f"train-{number:06d}.tar"
-        path.write_bytes(bytes(path.stat().st_size))
-    resumed.load_state_dict(state)
-    assert flat(ids_of(resumed)) == folder.splits["train"]["position_id"][32:].tolist()
-
-
-# --- the epoch digest ---------------------------------------------------------------------------------
-
-
+@pytest.mark.parametrize("remainder", ["short", "pad", "drop"])
 @pytest.mark.parametrize("options", MODES)
-def test_digests_of_ranks_combine_to_that_of_one_process(
-    shards: ShardFolder, options: dict[str, Any]
+def test_a_loop_that_is_left_is_continued(
+    shards: ShardFolder, options: dict[str, Any], remainder: Any
 ) -> None:
-    digests = {}
-    for remainder in ("short", "pad"):
-        for world_size in (1, 2, 3, 4):
-            ranks = []
-            for rank in range(world_size):
-                loader = Loader(
-                    shards.path,
-                    batch_size=24 // world_size,
-                    rank=rank,
-                    world_size=world_size,
-                    remainder=remainder,  # type: ignore[arg-type]
-                    **options,
-                )
-                assert loader.epoch_digest is None
-                for _ in loader:
-                    pass
-                ranks.append(str(loader.epoch_digest))
-            digests[remainder, world_size] = combine_digests(ranks)
-    assert len(set(digests.values())) == 1  # padding does not count
+    """Also one that is left after its last batch while its iterator is kept: then another epoch begins."""
+    common = {"batch_size": 12, "remainder": remainder, "fields": IDS, **options}
+    loader, plain = Loader(shards.path, **common), Loader(shards.path, **common)
+    size = len(loader)
+    for epoch, stop in enumerate((size, 1, size - 1, size, 0)):
+        kept = iter(loader)
+        got = ids_of(next(kept) for _ in range(stop))
+        assert got + (ids_of(loader) if stop < size else []) == ids_of(plain), epoch
+    left = iter(loader)
+    next(left)
+    loader.set_epoch(9)
+    list(loader)
+    left.close()  # type: ignore[attr-defined]
+    assert (loader.epoch, loader.batch) == (10, 0)
 
 
-def test_a_resumed_epoch_has_the_digest_of_an_uninterrupted_one(shards: ShardFolder) -> None:
-    options: dict[str, Any] = {"batch_size": 10, "world_size": 2, "rank": 1}
-    whole = Loader(shards.path, **options)
-    digests = []
-    for _ in range(2):
-        list(whole)
-        digests.append(whole.epoch_digest)
-    assert digests[0] != digests[1]
-    for stop in range(len(whole) + 1):
-        left = iter(loader := Loader(shards.path, **options))
-        list(itertools.islice(left, stop))
-        resumed = Loader(shards.path, **options)
-        resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-        if stop == len(whole):
-            assert resumed.epoch_digest == digests[0]
-        for digest in digests[resumed.epoch :]:
-            list(resumed)
-            assert resumed.epoch_digest == digest
+# --- ranges of shards -----------------------------------------------------------------------------------
 
 
-def test_an_epoch_resumed_on_another_rank_has_no_digest(shards: ShardFolder) -> None:
-    left = Loader(shards.path, batch_size=10, world_size=2)
-    next(iter(left))
-    other = Loader(shards.path, batch_size=20)
-    other.load_state_dict(left.state_dict())
-    digests = []
-    for _ in range(2):
-        list(other)
-        digests.append(other.epoch_digest)
-    assert digests[0] is None
-    assert digests[1] is not None
-    other.load_state_dict(left.state_dict())
-    assert other.state_dict()["epoch_digest"] is None
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+def test_only_the_given_shards_are_read(make_shards: MakeShards, mode: Any) -> None:
+    folder = make_shards(train=134)
+    (folder.path / "train-000000.tar").unlink()
+    options: dict[str, Any] = {"mode": mode, "fields": IDS, "batch_size": 4, "streams": (2, 2), "window": 16}
+    states: list[Any] = []
+    for given, start, stop in (("1-2", 1, 3), ((2, 4), 2, 4), (" 3 ", 3, 4), ("1-8", 1, 9)):
+        loader = Loader(folder.path, shards=given, **options)
+        assert sorted(flat(ids_of(loader))) == sorted(stored(folder, start, stop))
+        for other in states:
+            with pytest.raises((ConfigError, StoreError)):
+                loader.load_state_dict(other)
+        states.append(loader.state_dict())
+    if mode == "exact":
+        expected = shuffle_indices(stored(folder, 1, 9), 0, 0)
+        assert flat(ids_of(Loader(folder.path, shards="1-8", **options))) == expected
+        dataset = PositionDataset(folder.path, shards=(1, 3), fields=IDS)
+        assert dataset.batch(range(32))["position_id"].tolist() == stored(folder, 1, 3)
+
+
+# --- faults -------------------------------------------------------------------------------------------
+
+INVALID: list[tuple[dict[str, Any], str]] = [
+    *(
+        ({"shards": each}, "shards")
+        for each in ("", "all", "3-1", "-1", "1-", (2, 2), (-1, 2), (1,), (0.5, 2), 3)
+    ),
+    ({"shards": "0-9"}, "has 9 shards"),
+    ({"split": "training"}, "training"),
+    ({"fields": "value"}, "fields"),
+    ({"fields": ("board", "root_value")}, "found root_value"),
+    ({"fields": ("board", "board")}, "fields"),
+    *(({"planes": each}, "planes") for each in (4, 2.0, True)),
+    ({"board": "float64"}, "board"),
+    ({"rank": 2, "world_size": 2}, "rank 2 must be below world_size 2"),
+    ({"batch_size": 1 << 40, "world_size": 1 << 40}, "batch_size"),
+    ({"mode": "stream", "streams": (3, 1), "batch_size": 8}, "must divide the global batch"),
+    ({"mode": "stream", "world_size": 3, "batch_size": 4}, "the number of ranks, 3, must divide P"),
+    ({"mode": "stream", "streams": (4,)}, "streams"),
+    ({"mode": "stream", "where": "value = 1"}, "stream mode cannot"),
+    ({"mode": "stream", "weights": "1"}, "stream mode cannot"),
+    ({"mode": "games"}, "no such|not a|store"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), INVALID)
+def test_invalid_options_are_refused(shards: ShardFolder, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(HexdataError, match=message):
+        Loader(shards.path, **options)
+
+
+def test_options_that_games_mode_lacks_are_refused() -> None:
+    for options in ({"shards": "0-1"}, {"on_error": "skip"}):
+        with pytest.raises(ConfigError, match="games mode"):
+            LoaderOptions(mode="games", **options)
+
+
+def test_other_layouts_and_folders_are_refused(make_shards: MakeShards) -> None:
+    folder = make_shards(train=20)
+    manifest = ShardManifest.load(folder.path)
+    facts = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
+    facts |= {"layout": "samples", "splits": {}}
+    (folder.path / "manifest.json").write_bytes(ShardManifest(**facts).dumps())
+    with pytest.raises(ConfigError, match="layout samples"):
+        Loader(folder.path)
+    with pytest.raises(HexdataError):
+        Loader(folder.path / "elsewhere")
+
+
+def test_shards_larger_than_the_memory_are_refused(
+    shards: ShardFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hexdata.loader.shared_arrays.available_memory", lambda: 100_000)
+    with pytest.raises(BudgetError, match="mode='stream'"):
+        Loader(shards.path)
+    assert Loader(shards.path, shards="0-1").positions == 32
+    assert len(flat(ids_of(Loader(shards.path, mode="stream", fields=IDS)))) == 134
+
+
+@pytest.mark.parametrize("mode", ["exact", "stream"])
+def test_damaged_shards_are_refused_or_skipped(make_shards: MakeShards, mode: Any) -> None:
+    folder = make_shards(train=70)
+    options: dict[str, Any] = {"mode": mode, "batch_size": 8, "fields": IDS}
+    whole = Loader(folder.path, on_error="skip", **options)
+    states, steps = [whole.state_dict()], ids_of(whole)
+    cut, zeros = folder.path / "train-000004.tar", folder.path / "train-000002.tar"
+    for size, change in (
+        (16, (folder.path / "train-000001.tar").unlink),
+        (22, lambda: cut.write_bytes(cut.read_bytes()[:-512])),
+        (38, lambda: zeros.write_bytes(zeros.read_bytes()[:5000] + bytes(zeros.stat().st_size - 5000))),
+    ):
+        change()
+        with pytest.raises(StoreError, match=r"train-00000[124]\.tar"):
+            list(Loader(folder.path, **options))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loader = Loader(folder.path, on_error="skip", **options)
+            found = ids_of(loader)
+        ids = sorted(flat(found))
+        assert len(ids) == len(set(ids)) == 70 - size
+        if mode == "stream":  # the other positions do not change
+            assert found == [[number for number in step if number in ids] for step in steps]
+        assert sum(loader.skipped.values()) == size
+        assert len(caught) == len(loader.skipped)  # one warning for each
+        for state in states if mode == "exact" else []:
+            with pytest.raises(StoreError):
+                loader.load_state_dict(state)
+        states.append(loader.state_dict())
+    assert loader.skipped == {"train-000001.tar": 16, "train-000002.tar": 16, "train-000004.tar": 6}
+    kept = [row for row in range(70) if row // 16 not in (1, 2, 4)]
+    assert ids == sorted(folder.splits["train"]["position_id"][kept].tolist())

@@ -10,6 +10,7 @@ import pickle
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from hexdata.convert import convert_sources
 from hexdata.export import export_shards
 from hexdata.shuffle import shuffle_store
 from tests.kit.readers import READERS, SPAWNED, Pairs, Reader, pairs_of
-from tests.pairs import every_pair
+from tests.pairs import FULL, every_pair
 
 LAYOUT = ExportOptions(shard_size=64, block_size=16, workers=1)
 WHOLE = ConvertOptions(workers=1, val=0, test=0)
@@ -49,47 +50,55 @@ def reshuffle(store: Path, seed: int) -> None:
     export_shards(store, LAYOUT)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store, and with another store of the same layout."""
-    folder = tmp_path_factory.mktemp("changes")
-    make(folder / "first", 1)
-    make(folder / "second", 2)
-    write_games(folder / "more" / "b.trmph", 3)
-    return folder
-
-
-def replace_by_another(store: Path, made: Path) -> None:
-    """Give every file the bytes of the file of another store, as a copy over it does."""
-    for path in sorted((made / "second" / "store").rglob("*")):
-        if path.is_file():
-            new = store / path.relative_to(made / "second" / "store")
-            shutil.copyfile(path, new.with_name(".new"))
-            new.with_name(".new").rename(new)
-
-
-def replace_shards_only(store: Path, made: Path) -> None:
-    """Exchange the shards as an export does that has not written its manifest yet."""
-    for path in (made / "second" / "store" / "shards").glob("*.tar"):
-        shutil.copyfile(path, store / "shards" / ".new")
-        (store / "shards" / ".new").rename(store / "shards" / path.name)
-
-
-def remove(store: Path, made: Path) -> None:
-    shutil.rmtree(store)
-
-
-WRITERS: dict[str, Callable[[Path, Path], object]] = {
+COMMANDS: dict[str, Callable[[Path, Path], object]] = {
     "another shuffle": lambda store, made: reshuffle(store, 2),
     "only a shuffle": lambda store, made: shuffle_store(store, ShuffleOptions(seed=2, threads=1)),
     "another block size": lambda store, made: export_shards(
         store, ExportOptions(shard_size=64, block_size=32, workers=1)
     ),
     "more games": lambda store, made: convert_sources([made / "more"], store, WHOLE),
-    "another store": replace_by_another,
-    "other shards": replace_shards_only,
-    "nothing is left": remove,
 }
+"""Changes of a store by a command."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a store, another store of the same layout, and the first store after each command."""
+    folder = tmp_path_factory.mktemp("changes")
+    make(folder / "first", 1)
+    make(folder / "another store", 2)
+    write_games(folder / "more" / "b.trmph", 3)
+    for name, command in COMMANDS.items():
+        command(shutil.copytree(folder / "first" / "store", folder / name / "store"), folder)
+    return folder
+
+
+def become(name: str, store: Path, made: Path) -> None:
+    """Rename every file of another store into its place, and remove those that it does not have."""
+    new = made / name / "store"
+    for path in sorted(path.relative_to(new) for path in new.rglob("*") if path.is_file()):
+        if not (store / path).exists() or (store / path).read_bytes() != (new / path).read_bytes():
+            (store / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(new / path, (store / path).with_name(".new"))
+            (store / path).with_name(".new").rename(store / path)
+    for path in [path for path in store.rglob("*") if path.is_file()]:
+        if not (new / path.relative_to(store)).exists():
+            path.unlink()
+
+
+def replace_shards_only(store: Path, made: Path) -> None:
+    """Exchange the shards as an export does that has not written its manifest yet."""
+    for path in (made / "another store" / "store" / "shards").glob("*.tar"):
+        shutil.copyfile(path, store / "shards" / ".new")
+        (store / "shards" / ".new").rename(store / "shards" / path.name)
+
+
+WRITERS: dict[str, Callable[[Path, Path], object]] = {
+    **{name: partial(become, name) for name in (*COMMANDS, "another store")},
+    "other shards": replace_shards_only,
+    "nothing is left": lambda store, made: shutil.rmtree(store),
+}
+"""Changes of a store, given another folder, ``made``."""
 MOMENTS = ("opened", "asked", "begun", "between epochs", "copied")
 
 
@@ -146,8 +155,8 @@ def test_shards_of_the_same_layout_within_an_epoch(made: Path, tmp_path: Path, n
     check(READERS[name], store, lambda: replace_shards_only(store, made), "begun")
 
 
-@pytest.mark.parametrize("name", SPAWNED)
-@pytest.mark.parametrize("writer", ["another store", "another shuffle"])
+@pytest.mark.parametrize("name", SPAWNED if FULL else ["exact"])
+@pytest.mark.parametrize("writer", ["another store", "another shuffle"] if FULL else ["another store"])
 def test_whole_or_refused_in_spawned_workers(made: Path, tmp_path: Path, name: str, writer: str) -> None:
     """The workers are started after the change."""
     pytest.importorskip("torch")
@@ -166,14 +175,17 @@ def test_whole_or_refused_in_spawned_workers(made: Path, tmp_path: Path, name: s
     assert sorted(found) == sorted(whole.items())
 
 
-FLIPS = {"positions": 9, "games": 5, "shards": 9}
+FLIPS = {"positions": 9, "games": 5, "shards": 9} if FULL else {"positions": 2, "games": 1, "shards": 2}
 
 
 @pytest.mark.parametrize("folder", FLIPS)
 @pytest.mark.parametrize("name", ["games", "exact", "stream", "pipe", "dataset of shards"])
 def test_a_flipped_bit_is_never_delivered(made: Path, tmp_path: Path, name: str, folder: str) -> None:
-    """The file is damaged before it is opened, and after the loader was opened but before its first batch."""
-    reader = READERS[name]
+    """The file is damaged before it is opened, and after the loader was opened but before its first batch.
+
+    What is read into memory when it is opened is not affected by later changes.
+    """
+    reader, in_memory = READERS[name], name in ("games", "exact", "dataset of shards")
     store = shutil.copytree(made / "first" / "store", tmp_path / "store")
     whole = dict(pair for batch in reader.batches(reader.open(store)) for pair in pairs_of(batch))
     reads = folder in ("positions", "games") if name == "games" else folder == "shards"
@@ -192,5 +204,5 @@ def test_a_flipped_bit_is_never_delivered(made: Path, tmp_path: Path, name: str,
             except HexdataError as error:
                 refusal = str(error)
             assert found.items() <= whole.items()
-            assert (path.name in refusal) == (reads and (before or name != "games")), offset
+            assert (path.name in refusal) == (reads and (before or not in_memory)), offset
             path.write_bytes(data)

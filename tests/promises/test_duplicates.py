@@ -5,11 +5,11 @@ The games are generated with a known number of copies and images, so the expecte
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,8 @@ from hexdata import (
     shuffle_store,
 )
 from hexdata.cli import app
-from hexdata.errors import ConfigError, StoreError
-from hexdata.loader.trial import LoadOptions, run_loader_trial
-from tests.conftest import CopyStore
-from tests.convert.conftest import REAL_DATA
-from tests.loader.game_stores import game_row, position_rows, write_store
+from hexdata.errors import ConfigError
+from tests.pairs import FULL, every_pair
 
 SIZE = 5
 FIELDS = ("position_id", "value")
@@ -170,15 +167,17 @@ def test_the_generated_games_have_every_kind_of_duplicate() -> None:
     assert {game.source for game in symmetric} == {"in/a.trmph", "in/b.trmph"}
 
 
-@pytest.mark.parametrize("dedup", DEDUPS)
-@pytest.mark.parametrize("mode", ["games", "exact"])
-@pytest.mark.parametrize("reader", READERS)
+@every_pair(reader=READERS, mode=["games", "exact"], dedup=DEDUPS)
 def test_dedup_delivers_one_game_of_each_set(exported: Path, reader: str, mode: str, dedup: str) -> None:
     assert READERS[reader](exported, mode, dedup=dedup) == expected_ids(dedup=dedup)
 
 
-@pytest.mark.parametrize("dedup", ["none", *DEDUPS])
-@pytest.mark.parametrize("where", CONDITIONS)
+@pytest.mark.parametrize(
+    ("where", "dedup"),
+    [*product(CONDITIONS, ["none", *DEDUPS])]
+    if FULL
+    else [*zip(CONDITIONS, cycle(["none", *DEDUPS]), strict=False)],
+)
 def test_a_condition_may_name_the_columns_of_games(exported: Path, where: str, dedup: str) -> None:
     """Of equal games, the first one with a selected position stays, as in a shuffle."""
     expected = expected_ids(where, dedup)
@@ -187,8 +186,10 @@ def test_a_condition_may_name_the_columns_of_games(exported: Path, where: str, d
         assert of_loader(exported, mode, where=where, dedup=dedup) == expected
 
 
-@pytest.mark.parametrize("where", [None, "source = 'in/b.trmph'", "position_in_game > 8"])
-@pytest.mark.parametrize("dedup", DEDUPS)
+@pytest.mark.parametrize(
+    ("where", "dedup"),
+    [(None, "exact"), ("source = 'in/b.trmph'", "symmetric"), ("position_in_game > 8", "exact")],
+)
 def test_a_loader_selects_what_a_shuffle_selects(
     store: Path, tmp_path: Path, where: str | None, dedup: str
 ) -> None:
@@ -220,22 +221,6 @@ def test_newest_counts_no_duplicates(exported: Path, mode: str) -> None:
     assert of_loader(exported, mode, dedup="symmetric", newest=3) == expected
 
 
-def test_a_changed_condition_is_compared_again(exported: Path) -> None:
-    loader = Loader(exported, mode="games", batch_size=32, fields=FIELDS, dedup="exact")
-    for where in ("source = 'in/b.trmph'", "game_positions >= 15 AND value >= 0"):
-        loader.set_epoch(1, where=where)
-        assert delivered(loader) == expected_ids(where, "exact")
-
-
-def test_columns_of_games_are_null_without_a_game(tmp_path: Path) -> None:
-    game = game_row(0, [1, 2, 3], SIZE)
-    rows = position_rows(game, SIZE)
-    unknown = [{**row, "game_id": None, "position_in_game": None} for row in rows[:2]]
-    store = write_store(tmp_path / "store", SIZE, [game], [rows + unknown])
-    assert of_loader(store, "games", where="source IS NULL AND flags IS NULL") == [4, 5]
-    assert of_loader(store, "games", where="split = 'train'", dedup="exact") == [0, 1, 2, 3, 4, 5]
-
-
 SELECTING = (
     ({"dedup": "exact"}, "dedup"),
     ({"where": "len(flags) = 0"}, "flags"),
@@ -251,69 +236,6 @@ def test_shards_alone_have_no_games(exported: Path, tmp_path: Path, options: Any
     assert of_loader(shards, "exact", where="position_in_game < 3")
 
 
-@pytest.mark.parametrize("options", [options for options, _ in SELECTING[:2]])
-def test_stream_mode_selects_nothing(exported: Path, options: Any) -> None:
-    (name,) = options
-    with pytest.raises(ConfigError, match=f"stream mode cannot select positions; found {name}"):
-        Loader(exported, mode="stream", **options)
-
-
-@pytest.mark.parametrize("mode", ["games", "exact"])
-def test_shards_of_another_store_are_refused(exported: Path, store: Path, tmp_path: Path, mode: str) -> None:
-    other = with_shards(store, tmp_path / "store", where="position_in_game < 9")
-    shutil.rmtree(other / "shards")
-    shutil.copytree(exported / "shards", other / "shards")
-    if mode == "exact":
-        with pytest.raises((ConfigError, StoreError)):
-            Loader(other, mode="exact", dedup="exact")
-    else:  # the shards are not read
-        where = "position_in_game < 9"
-        assert Loader(other, mode="games", where=where, dedup="exact").positions > 0
-
-
-@pytest.mark.parametrize("mode", ["games", "exact"])
-def test_a_changed_bit_of_the_games_is_refused(exported: Path, copy_store: CopyStore, mode: str) -> None:
-    store = copy_store(exported)
-    for table in ("games", "sources"):
-        path = min((store / table).glob("*.parquet"))
-        whole = path.read_bytes()
-        path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
-        with pytest.raises(StoreError, match=path.name):
-            Loader(store, mode=mode, where="source_id = 0")
-        path.write_bytes(whole)
-
-
-@pytest.mark.parametrize("mode", ["games", "exact"])
-@pytest.mark.parametrize("stop", [0, 2])
-def test_a_state_belongs_to_its_dedup(exported: Path, mode: Any, stop: int) -> None:
-    def make(dedup: Any) -> Loader:
-        return Loader(exported, mode=mode, batch_size=32, fields=FIELDS, dedup=dedup)
-
-    loader = make("exact")
-    first = [batch for _, batch in zip(range(stop), loader, strict=False)]
-    state = json.loads(json.dumps(loader.state_dict()))
-    for other in ("none", "symmetric"):
-        with pytest.raises(ConfigError, match="dedup"):
-            make(other).load_state_dict(state)
-    resumed = make("exact")
-    resumed.load_state_dict(state)
-    assert sorted(delivered(resumed) + (delivered(first) if first else [])) == expected_ids(dedup="exact")
-
-
-def test_load_applies_dedup(exported: Path) -> None:
-    for mode in ("games", "exact"):
-        arguments = ["load", str(exported), "--mode", mode, "--dedup", "symmetric", "--json"]
-        result = CliRunner().invoke(app, arguments)
-        assert json.loads(result.stdout)["positions"] == len(expected_ids(dedup="symmetric"))
-    trial = run_loader_trial(exported, LoadOptions(dedup="exact", where="source = 'in/b.trmph'"))
-    assert trial.positions == len(expected_ids("source = 'in/b.trmph'", "exact"))
-
-
-def test_an_unknown_kind_is_refused(store: Path) -> None:
-    with pytest.raises(ConfigError, match="dedup"):
-        Loader(store, dedup="all")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("repeats", [True, False])
 def test_convert_names_the_option_if_games_are_repeated(tmp_path: Path, repeats: bool) -> None:
     games = [game for game in GAMES if repeats or game not in REPEATED]
@@ -325,22 +247,3 @@ def test_convert_names_the_option_if_games_are_repeated(tmp_path: Path, repeats:
     for line in lines:
         share = len(REPEATED) / len(GAMES)
         assert {str(len(REPEATED)), str(len(GAMES)), f"{share:.1%}"} <= set(re.findall(r"[\d.]+%?", line))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not REAL_DATA.is_dir(), reason="needs the legacy data")
-def test_legacy_data(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    convert_sources(
-        [REAL_DATA / "legacy" / "v1", REAL_DATA / "legacy" / "v2"],
-        store,
-        ConvertOptions(value_convention="blue-is-0"),
-    )
-    whole = of_loader(store, "games", 8192)
-    shuffled = shutil.copytree(store, tmp_path / "shuffled")
-    shuffle_store(shuffled, ShuffleOptions(dedup="exact"))
-    export_shards(shuffled)
-    expected = of_loader(shuffled, "exact", 8192)
-    assert 0.6 < len(expected) / len(whole) < 0.75
-    assert of_loader(store, "games", 8192, dedup="exact") == expected
-    assert of_loader(store, "games", 8192, where="NOT list_contains(flags, 'duplicate-exact')") == expected

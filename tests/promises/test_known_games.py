@@ -5,9 +5,8 @@ Every file is written from random moves, and what is expected follows from these
 
 from __future__ import annotations
 
-import gzip
+import itertools
 import json
-import pickle
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -28,10 +27,10 @@ from hexdata.verify import check_round_trip, verify_store
 from tests.conftest import RunCli
 from tests.legacy_pickles import assert_same, load_pickle, save_pickle
 from tests.loader.game_stores import FEW, assert_modes_agree, write_shards
+from tests.pairs import FULL
 
 N = 6
 CELLS = N * N
-REAL = Path(__file__).parents[3] / "shared/data/legacy/v1/neurohex_v1_00_processed.pkl.gz"
 
 Policy = npt.NDArray[np.float32] | None
 Rng = np.random.Generator
@@ -80,44 +79,28 @@ def soft(rng: Rng) -> npt.NDArray[np.float32]:
 # --- policies and files -------------------------------------------------------------------------------
 
 
-def soft_in_the_middle(game: Played, rng: Rng) -> None:
-    game.policies[3] = soft(rng)
+def change_policies(
+    *plies: int | slice, to: Callable[[Played, Rng], Policy]
+) -> Callable[[Played, Rng], None]:
+    """Return a function that changes policies of a game."""
 
+    def change(game: Played, rng: Rng) -> None:
+        for ply in plies:
+            for index in range(len(game.policies))[ply] if isinstance(ply, slice) else [ply]:
+                game.policies[index] = to(game, rng)
 
-def soft_everywhere(game: Played, rng: Rng) -> None:
-    game.policies[:-1] = [soft(rng) for _ in game.moves]
-
-
-def soft_to_the_end(game: Played, rng: Rng) -> None:
-    game.policies[:] = [soft(rng) for _ in game.policies]
-
-
-def zeros(game: Played, rng: Rng) -> None:
-    for ply in (2, 5):
-        game.policies[ply] = np.zeros(CELLS, np.float32)
-
-
-def on_another_cell(game: Played, rng: Rng) -> None:
-    game.policies[4] = one_hot(game.moves[6])
-
-
-def on_an_occupied_cell(game: Played, rng: Rng) -> None:
-    game.policies[4] = one_hot(game.moves[1])
-
-
-def absent(game: Played, rng: Rng) -> None:
-    game.policies[2] = game.policies[5] = None
+    return change
 
 
 CHANGES: dict[str, Callable[[Played, Rng], None]] = {
-    "none": lambda game, rng: None,
-    "soft in the middle": soft_in_the_middle,
-    "soft everywhere": soft_everywhere,
-    "soft to the end": soft_to_the_end,
-    "zeros": zeros,
-    "one-hot on another cell": on_another_cell,
-    "one-hot on an occupied cell": on_an_occupied_cell,
-    "absent in the middle": absent,
+    "none": change_policies(to=lambda game, rng: None),
+    "soft in the middle": change_policies(3, to=lambda game, rng: soft(rng)),
+    "soft everywhere": change_policies(slice(-1), to=lambda game, rng: soft(rng)),
+    "soft to the end": change_policies(slice(None), to=lambda game, rng: soft(rng)),
+    "zeros": change_policies(2, 5, to=lambda game, rng: np.zeros(CELLS, np.float32)),
+    "one-hot on another cell": change_policies(4, to=lambda game, rng: one_hot(game.moves[6])),
+    "one-hot on an occupied cell": change_policies(4, to=lambda game, rng: one_hot(game.moves[1])),
+    "absent in the middle": change_policies(2, 5, to=lambda game, rng: None),
 }
 
 
@@ -129,46 +112,32 @@ def as_tuples(games: list[Played], rng: Rng) -> Iterator[list[Any]]:
     ]
 
 
-def as_dicts(games: list[Played], ids: bool) -> list[list[dict[str, Any]]]:
-    """Return the examples of each game."""
-    return [
-        [
-            {
-                "board": board,
-                "policy": policy,
-                "value": float(game.winner),
-                "metadata": {
-                    "game_id": (0, number + 1) if ids else None,
-                    "position_in_game": ply,
-                    "total_positions": len(game.boards),
-                    "winner": ("BLUE", "RED")[game.winner],
-                },
+def as_dicts(games: list[Played], rng: Rng, ids: bool = True) -> list[Any]:
+    """Return the examples of all games, shuffled within each."""
+    examples = []
+    for number, game in enumerate(games):
+        for ply in rng.permutation(len(game.boards)).tolist():
+            metadata = {
+                "game_id": (0, number + 1) if ids else None,
+                "position_in_game": ply,
+                "total_positions": len(game.boards),
+                "winner": ("BLUE", "RED")[game.winner],
             }
-            for ply, (board, policy) in enumerate(zip(game.boards, game.policies, strict=True))
-        ]
-        for number, game in enumerate(games)
-    ]
-
-
-def with_ids(games: list[Played], rng: Rng) -> Iterator[list[Any]]:
-    yield [game[i] for game in as_dicts(games, ids=True) for i in rng.permutation(len(game))]
-
-
-def without_ids(games: list[Played], rng: Rng) -> Iterator[list[Any]]:
-    yield [game[i] for game in as_dicts(games, ids=False) for i in rng.permutation(len(game))]
+            fields = {"board": game.boards[ply], "policy": game.policies[ply], "value": float(game.winner)}
+            examples.append(fields | {"metadata": metadata})
+    return examples
 
 
 def in_two_buckets(games: list[Played], rng: Rng) -> Iterator[list[Any]]:
-    examples = [example for game in as_dicts(games, ids=True) for example in game]
-    order = rng.permutation(len(examples))
-    for part in np.array_split(order, 2):
+    examples = as_dicts(games, rng)
+    for part in np.array_split(rng.permutation(len(examples)), 2):
         yield [examples[i] for i in part]
 
 
 LAYOUTS: dict[str, Callable[[list[Played], Rng], Iterator[list[Any]]]] = {
     "tuples": as_tuples,
-    "dicts with ids": with_ids,
-    "dicts without ids": without_ids,
+    "dicts with ids": lambda games, rng: iter([as_dicts(games, rng)]),
+    "dicts without ids": lambda games, rng: iter([as_dicts(games, rng, ids=False)]),
     "shuffled dicts with ids": in_two_buckets,
 }
 
@@ -190,27 +159,6 @@ def convert(source: Path, store: Path, **options: Any) -> Any:
     return convert_sources([source], store, ConvertOptions(workers=1, val=0, test=0, **options))
 
 
-def selfplay(games: list[Played]) -> dict[str, Any]:
-    """Return a pickle of self-play games, whose policies are probabilities."""
-
-    def text(moves: list[int]) -> str:
-        return f"#{N}," + "".join(f"{'abcdef'[cell % N]}{cell // N + 1}" for cell in moves)
-
-    return {
-        "games": [
-            {
-                "moves": [text(game.moves[:ply]) for ply in range(len(game.moves))],
-                "policies": [policy for policy in game.policies if policy is not None],
-                "values": [0.5] * len(game.moves),
-                "winner": ("blue", "red")[game.winner],
-                "final_trmph": text(game.moves),
-                "num_moves": len(game.moves),
-            }
-            for game in games
-        ]
-    }
-
-
 # --- tests --------------------------------------------------------------------------------------------
 
 
@@ -225,13 +173,20 @@ def positions_of_games(store: Path) -> dict[tuple[int, ...], list[dict[str, Any]
     return {tuple(games[game_id]["moves"]): own for game_id, own in rows.items()}
 
 
-@pytest.mark.parametrize("change", CHANGES)
+def changes_of(layout: str) -> list[str]:
+    """Return the changes that are made in files of a layout: all, or in sum every one."""
+    return [*CHANGES] if FULL else [*CHANGES][[*LAYOUTS].index(layout) :: len(LAYOUTS)]
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_position_keeps_its_game_and_its_policy(tmp_path: Path, layout: str, change: str) -> None:
-    games = random_games(5, seed=7)
+def test_each_position_keeps_its_game_and_its_policy(tmp_path: Path, layout: str) -> None:
+    changes = changes_of(layout)
+    games = random_games(2 * len(changes) + 1, seed=7)
     rng = np.random.default_rng(1)
-    for game in games[1:]:
+    absent = []
+    for game, change in zip(games[1:], itertools.cycle(changes), strict=False):
         CHANGES[change](game, rng)
+        absent += [game] if change == "absent in the middle" else []
     originals = write(tmp_path / "in", layout, games)
     store = tmp_path / "store"
     result = convert(tmp_path / "in", store)
@@ -258,7 +213,7 @@ def test_each_position_keeps_its_game_and_its_policy(tmp_path: Path, layout: str
     (loader, *_) = assert_modes_agree(store, write_shards(store, tmp_path / "shards"), FEW)
     assert loader.games is not None
     held = loader.games.game_rows
-    assert held == (len(games[0].boards) if change == "absent in the middle" else result.positions)
+    assert held == result.positions - sum(len(game.boards) for game in absent)
     (batch,) = Loader(store, mode="games", batch_size=4096, fields=("position_id", "policy", "policy_mask"))
     policies = dict(zip(batch["position_id"].tolist(), batch["policy"], strict=True))
     masks = dict(zip(batch["position_id"].tolist(), batch["policy_mask"].tolist(), strict=True))
@@ -268,56 +223,38 @@ def test_each_position_keeps_its_game_and_its_policy(tmp_path: Path, layout: str
             assert np.array_equal(policies[row["position_id"]], np.zeros(CELLS) if policy is None else policy)
 
 
-@pytest.mark.parametrize("change", ["soft everywhere", "one-hot on another cell"])
-def test_self_play_games_are_held_as_games(tmp_path: Path, change: str) -> None:
-    games = random_games(5, seed=8)
-    rng = np.random.default_rng(1)
-    for game in games:
-        CHANGES[change](game, rng)
-    save_pickle(tmp_path / "in/selfplay.pkl.gz", selfplay(games))
-    result = convert(tmp_path / "in", tmp_path / "store")
-    assert (result.games, result.without_game) == (len(games), 0)
-    assert positions_of_games(tmp_path / "store").keys() == {tuple(game.moves) for game in games}
-    assert all(each.ok for each in check_round_trip(tmp_path / "store", tmp_path / "in"))
-    (loader, *_) = assert_modes_agree(
-        tmp_path / "store", write_shards(tmp_path / "store", tmp_path / "shards"), FEW
-    )
-    assert loader.games is not None
-    assert loader.games.game_rows == result.positions
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS if FULL else ["dicts with ids"])
 def test_duplicates_are_found_whatever_the_policies_are(tmp_path: Path, layout: str) -> None:
     plain, other = random_games(2, seed=3)
     rng = np.random.default_rng(2)
     copy = play(plain.moves, plain.winner)
     turned = play([CELLS - 1 - cell for cell in plain.moves], plain.winner)
     for game in (copy, turned):
-        soft_everywhere(game, rng)
+        CHANGES["soft everywhere"](game, rng)
     write(tmp_path / "in", layout, [plain, copy, other, turned])
     result = convert(tmp_path / "in", tmp_path / "store")
     flags = {"duplicate-exact": 1, "duplicate-symmetric": 1}
     assert {name: result.flags.get(name) for name in flags} == flags
 
 
-@pytest.mark.parametrize("policy", [None, "one-hot", "soft"])
-def test_a_repeated_move_under_any_policy(tmp_path: Path, policy: str | None) -> None:
+@pytest.mark.parametrize("layout", ["tuples", "dicts with ids", "shuffled dicts with ids"])
+def test_a_repeated_move_under_any_policy(tmp_path: Path, layout: str) -> None:
     """The cell changes its colour, the game goes on, and --truncate-repeats ends it there."""
     before, after = random_games(2, seed=5)
-    repeated = play([0, 7, 14, 0, 21, 8, 28, 9], winner=0)  # red plays a1 again at ply 3
-    repeated.policies[3] = {"one-hot": one_hot(0), "soft": soft(np.random.default_rng(0)), None: None}[policy]
-    write(tmp_path / "in", "tuples", [before, repeated, after])
+    repeated = [play([0, 7, 14, 0, 21, 8, 28, last], winner=0) for last in (9, 10, 11)]  # red plays a1 again
+    for game, policy in zip(repeated, (one_hot(0), soft(np.random.default_rng(0)), None), strict=True):
+        game.policies[3] = policy
+    games = [before, *repeated, after]
+    write(tmp_path / "in", layout, games)
     result = convert(tmp_path / "in", tmp_path / "store")
-    assert (result.games, result.without_game) == (3, 0)
-    assert positions_of_games(tmp_path / "store").keys() == {
-        tuple(game.moves) for game in (before, repeated, after)
-    }
-    if policy is None:  # without a policy, no move is stored that could be wrong
-        return
-    assert result.flags["repeated-move"] == 1
+    assert (result.games, result.without_game) == (5, 0)
+    assert positions_of_games(tmp_path / "store").keys() == {tuple(game.moves) for game in games}
+    # Without a policy, no move is stored that could be wrong.
+    assert result.flags["repeated-move"] == 2
     cut = convert(tmp_path / "in", tmp_path / "cut", truncate_repeats=True)
-    assert (cut.games, cut.rejected, cut.without_game) == (3, 5, 0)
-    assert tuple(repeated.moves[:3]) in positions_of_games(tmp_path / "cut")
+    assert (cut.games, cut.rejected, cut.without_game) == (5, 2 * 5, 0)
+    assert (cut.flags["truncated"], cut.flags["no-chain"]) == (2, 5)
+    assert tuple(repeated[0].moves[:3]) in positions_of_games(tmp_path / "cut")
     assert all(each.ok for each in check_round_trip(tmp_path / "cut", tmp_path / "in"))
 
 
@@ -338,23 +275,6 @@ def test_a_soft_policy_in_a_shuffled_file_without_ids(tmp_path: Path) -> None:
     assert all(each.ok for each in check_round_trip(tmp_path / "store", tmp_path / "in"))
 
 
-@pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} does not exist")
-def test_soft_policies_in_a_real_file(tmp_path: Path) -> None:
-    with gzip.open(REAL) as file:
-        content = pickle.load(file)
-    examples = content["examples"][: 1 + max(i for i in range(4000) if content["examples"][i][1] is None)]
-    rng = np.random.default_rng(6)
-    for index in rng.choice(len(examples), 80, replace=False).tolist():
-        board, policy, value = examples[index]
-        if policy is not None:
-            spread = rng.random(policy.size).astype(np.float32)
-            examples[index] = (board, spread / spread.sum(), value)
-    save_pickle(tmp_path / "in/a_processed.pkl.gz", {**content, "examples": examples})
-    result = convert(tmp_path / "in", tmp_path / "store")
-    starts = sum(not board.any() for board, _, _ in examples)
-    assert (result.positions, result.games, result.without_game) == (len(examples), starts, 0)
-
-
 def test_positions_without_a_game_are_named_everywhere(tmp_path: Path, run_cli: RunCli) -> None:
     """Two of the games of a tuple file lack their first board, so that their beginning is unknown."""
     rng = np.random.default_rng(12)
@@ -371,13 +291,6 @@ def test_positions_without_a_game_are_named_everywhere(tmp_path: Path, run_cli: 
     assert told in " ".join((printed.stdout + printed.stderr).split())
     again = json.loads(run_cli("convert", tmp_path / "in", tmp_path / "again", "--json").stdout)
     assert (again["without_game"], again["games"]) == (expected, len(whole))
-
-    inputs = json.dumps([str(tmp_path / "in")])
-    (tmp_path / "run.toml").write_text(
-        f"store = {json.dumps(str(tmp_path / 'third'))}\n[convert]\ninputs = {inputs}\n"
-    )
-    printed = run_cli("run", tmp_path / "run.toml")
-    assert told in " ".join((printed.stdout + printed.stderr).split())
 
     assert told in " ".join(run_cli("info", store).stdout.split())
     assert json.loads(run_cli("info", store, "--json").stdout)["without_game"] == expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from hexdata.formats.trmph import write_trmph
 from hexdata.store.files import FileFacts, digest_file
 from hexdata.store.manifest import Manifest
 from tests.demo_games import demo_games
+from tests.pairs import FULL
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore
@@ -134,7 +134,7 @@ def measure(folder: Path, arguments: list[str]) -> tuple[int, str]:
     return int((folder / "memory").read_text()), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("name", BOMBS if FULL else ["long policies", "a header of 250 MB"])
 def test_memory_is_bounded_whatever_a_store_repeats(
     plain: Path, copy_store: CopyStore, tmp_path: Path, name: str
 ) -> None:
@@ -142,17 +142,9 @@ def test_memory_is_bounded_whatever_a_store_repeats(
     attack(store, bomb)
     assert (store / bomb.file).stat().st_size < 8_000_000
     found = {}
-    for command in bomb.commands:
+    for command in bomb.commands if FULL else bomb.commands[:1]:
         arguments = [part.format(store=store, folder=tmp_path) for part in COMMANDS[command]]
         used, printed = measure(tmp_path, arguments)
         assert "Traceback" not in printed, (command, printed)
         found[command] = used
     assert {command: used for command, used in found.items() if used > LIMIT} == {}
-
-
-def test_verify_applies_the_limits_of_convert(plain: Path, copy_store: CopyStore, tmp_path: Path) -> None:
-    for name in ("long metadata", "one text of 100 MB"):
-        store = copy_store(plain, name)
-        attack(store, BOMBS[name])
-        _, printed = measure(tmp_path, ["verify", str(store)])
-        assert re.search("position values\tFAILED.* (bytes of metadata|bytes of text)", printed), printed

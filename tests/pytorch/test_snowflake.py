@@ -38,16 +38,14 @@ def test_the_batches_are_those_of_the_trainer(create_datasets: Any, trmph_store:
     for batches in (train, val):
         for _ in range(2):  # the trainer iterates again for each epoch
             sizes = []
-            for board, policy, value in batches:
-                assert board.dtype == policy.dtype == value.dtype == torch.float32
+            for board, policy, value, stage in batches:
+                assert board.dtype == policy.dtype == value.dtype == stage.dtype == torch.float32
+                stones = board[:, :2].flatten(1).sum(dim=1)
+                torch.testing.assert_close(stage, stones / size**2)
+                assert set(value.unique().tolist()) <= {-1.0, 1.0}
                 assert board.shape == (len(value), 3, size, size)
                 assert policy.shape == (len(value), size * size)
                 assert value.shape == (len(value), 1)
                 sizes.append(len(value))
             assert sum(sizes) == batches.loader.loader.positions
     assert len(val.loader) >= 1
-
-
-def test_a_second_store_is_not_ignored(create_datasets: Any, trmph_store: Path) -> None:
-    with pytest.raises(ValueError, match="too many values"):
-        create_datasets([str(trmph_store), "other"])

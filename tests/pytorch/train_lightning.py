@@ -1,7 +1,7 @@
-"""Script that trains with PyTorch Lightning: ``train_lightning.py SHARDS EPOCHS [WORKERS,PERSISTENT]...``.
+"""Script that trains with PyTorch Lightning on two processes: ``train_lightning.py STORE FOLDER WAY``.
 
-``test_epochs.py`` runs it. For each way to load, it prints the epoch and the position ids of each step as one
-line of JSON.
+``test_ranks.py`` runs it, and Lightning runs it again for the second process. Each process writes the epoch
+and the position ids of its batches to a file of the folder. The loader is made before the process group.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import torch
+from torch import distributed
+from torch.utils.data import DataLoader
 
 try:
     import torchvision  # noqa: F401 - torchmetrics imports it where it is installed
@@ -21,8 +25,10 @@ except (ImportError, RuntimeError):  # not installed, or built for another PyTor
 
 import pytorch_lightning as lightning
 
-from hexdata.loader import Loader
-from hexdata.torch import TorchLoader
+from hexdata import Loader
+from hexdata.torch import LoaderDataset, TorchLoader
+
+EPOCHS = 2
 
 
 class Recorder(lightning.LightningModule):
@@ -41,27 +47,39 @@ class Recorder(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def train(shards: str, epochs: int, workers: int, persistent: bool) -> None:
-    plain = Loader(shards, batch_size=50, seed=5, fields=("value", "position_id"))
-    loader = TorchLoader(plain, num_workers=workers, persistent_workers=persistent)
+class Module(lightning.LightningDataModule):
+    """A data module that makes its loader when it is made."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__()
+        self.loader = loader
+
+    def train_dataloader(self) -> Any:
+        return self.loader
+
+
+def main() -> None:
+    store, folder, way = sys.argv[1:]
+    options: dict[str, Any] = {"fields": ("value", "position_id"), "remainder": "short"}
+    loader = Loader(store, mode="games", batch_size=64, seed=5, **options)
+    batches: Any = Module(TorchLoader(loader, num_workers=2))
+    if way == "DataLoader":
+        batches = DataLoader(LoaderDataset(loader), batch_size=None, num_workers=2)
+    assert not distributed.is_initialized()
     model = Recorder()
     trainer = lightning.Trainer(
-        max_epochs=epochs,
+        max_epochs=EPOCHS,
         accelerator="cpu",
+        devices=2,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(model, loader)
-    print(json.dumps(model.steps))
-
-
-def main() -> None:
-    for way in sys.argv[3:]:
-        workers, persistent = map(int, way.split(","))
-        train(sys.argv[1], int(sys.argv[2]), workers, bool(persistent))
+    trainer.fit(model, batches)
+    Path(folder, f"{trainer.global_rank}.json").write_text(json.dumps(model.steps), encoding="utf-8")
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main()

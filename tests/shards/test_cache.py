@@ -4,431 +4,236 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import mmap
 import os
-import signal
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
-import warnings
+import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hexdata.errors import BudgetError, StoreError
 from hexdata.loader.stream import Prefetcher
-from hexdata.shards.cache import CachedSource, CacheFullError, ShardCache
-from hexdata.shards.command import CommandSource
+from hexdata.shards.cache import CachedSource, CacheOptions, add_cache
 from hexdata.shards.manifest import ShardEntry
-from hexdata.shards.sources import WHOLE_FILE, ByteRange, ByteStream, FileStream, FolderSource
+from hexdata.shards.sources import ShardSource
 
-FETCHER = Path(__file__).parent / "fetcher.py"
 SIZE = 5_000_000
 """Size of a shard that several processes need: several chunks."""
-TIMEOUT = 120.0
-"""Seconds after which a test fails."""
 
 
-def make_entry(folder: Path, name: str, data: bytes) -> ShardEntry:
-    """Write a file and return its entry. The cache does not read its content."""
-    (folder / name).write_bytes(data)
-    return ShardEntry(name, 1, 1, len(data), hashlib.sha256(data).hexdigest(), {})
-
-
-def make_entries(folder: Path, *sizes: int) -> list[ShardEntry]:
+def make_entries(folder, *sizes):
+    """Write files and return their entries. The cache does not read their content."""
     folder.mkdir()
-    random = np.random.default_rng(1)
-    return [make_entry(folder, f"{n}.tar", random.bytes(size)) for n, size in enumerate(sizes)]
+    random, entries = np.random.default_rng(1), {}
+    for number, size in enumerate(sizes):
+        name, data = f"{number}.tar", random.bytes(size)
+        (folder / name).write_bytes(data)
+        entries[name] = ShardEntry(name, 1, 1, size, hashlib.sha256(data).hexdigest(), {})
+    return entries
 
 
-def copies(cache: ShardCache) -> set[str]:
-    """Return the names of all files in the folder, except the permanent lock."""
-    return {path.name for path in cache.folder.iterdir()} - {".lock"}
+def copies(source):
+    """Return the names of all files in the cache, except the locks."""
+    return {path.name for path in source.folder.iterdir() if path.suffix != ".lock"} - {".lock"}
 
 
-def read(cache: ShardCache, entry: ShardEntry, source: FolderSource, **options: bool) -> bytes:
-    with cache.open(entry, source, **options) as file:
-        return file.read()
+def read(source, name):
+    with source.open(name) as stream:
+        return stream.read(SIZE)
 
 
-class CountingSource(FolderSource):
-    """A folder that counts how often each file is opened, and may pause in the middle of a file.
+class CountingSource(ShardSource):
+    """A folder that records the names of the opened files, in order."""
 
-    Attributes:
-        opened: Names of the opened files, in order.
-        half, go_on: With ``waits``, ``half`` is set after the first bytes, and reading waits for ``go_on``.
-    """
-
-    def __init__(self, folder: Path, *, waits: bool = False) -> None:
+    def __init__(self, folder):
         super().__init__(folder)
-        self.__dict__.update(opened=[], waits=waits, half=threading.Event(), go_on=threading.Event())
+        self.__dict__["opened"] = []
 
-    opened: list[str]
-    waits: bool
-    half: threading.Event
-    go_on: threading.Event
-
-    @contextmanager
-    def open(self, name: str, part: ByteRange = WHOLE_FILE) -> Iterator[FileStream]:
+    def open(self, name, *arguments, **named):
         self.opened.append(name)
-        with (self.folder / name).open("rb") as file:
-            yield PausingStream(file, name, self) if self.waits else FileStream(file, name)
+        return super().open(name, *arguments, **named)
 
 
-class PausingStream(FileStream):
-    """A stream that waits after its first bytes."""
-
-    def __init__(self, file: object, name: str, source: CountingSource) -> None:
-        super().__init__(file, name)  # type: ignore[arg-type]
-        self._source = source
-
-    def read(self, size: int, /) -> bytes:
-        if not self._source.half.is_set():
-            self._source.half.set()
-            return super().read(100)
-        assert self._source.go_on.wait(TIMEOUT)
-        return super().read(size)
-
-
-def test_a_shard_is_fetched_once_and_named_by_its_digest(tmp_path: Path) -> None:
-    (entry,) = make_entries(tmp_path / "a", 3_000_000)
-    data = (tmp_path / "a" / "0.tar").read_bytes()
-    source, cache = CountingSource(tmp_path / "a"), ShardCache(tmp_path / "cache" / "below", SIZE)
-    assert read(cache, entry, source) == data
-    assert read(cache, entry, source, digest=True) == data
+def test_a_shard_is_fetched_once_and_named_by_its_digest(tmp_path):
+    """A copy of another size is fetched again, and one with other bytes when a process first reads it."""
+    entries, source = make_entries(tmp_path / "a", 3_000_000), CountingSource(tmp_path / "a")
+    data, folder = (tmp_path / "a" / "0.tar").read_bytes(), tmp_path / "cache" / "below"
+    for _ in range(2):  # the second one compares the digest of the copy
+        cached = CachedSource(source, folder, SIZE, entries)
+        assert read(cached, "0.tar") == read(cached, "0.tar") == data
+        assert copies(cached) == {f"{entries['0.tar'].sha256}.tar"}
     assert source.opened == ["0.tar"]
-    assert copies(cache) == {f"{entry.sha256}.tar"}
+    copy = folder / f"{entries['0.tar'].sha256}.tar"
+    copy.write_bytes(data[:-1])
+    assert read(cached, "0.tar") == data
+    copy.write_bytes(bytes(len(data)))
+    assert read(cached, "0.tar") == bytes(len(data))
+    assert read(CachedSource(source, folder, SIZE, entries), "0.tar") == copy.read_bytes() == data
+    assert source.opened == ["0.tar"] * 3
 
 
-def test_copies_are_named_by_digest_not_by_the_name_of_the_shard(tmp_path: Path) -> None:
-    (entry,) = make_entries(tmp_path / "a", 1000)
-    (tmp_path / "b").mkdir()
-    same = make_entry(tmp_path / "b", "other.tar", (tmp_path / "a" / "0.tar").read_bytes())
-    new = make_entry(tmp_path / "b", "0.tar", b"exported again")
-    cache, source = ShardCache(tmp_path / "cache", SIZE), CountingSource(tmp_path / "b")
-    assert read(cache, entry, CountingSource(tmp_path / "a")) == read(cache, same, source)
-    assert read(cache, new, source) == b"exported again"
-    assert source.opened == ["0.tar"]
-
-
-@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=2, max_size=6),
     uses=st.lists(st.integers(0, 5), max_size=15),
     extra=st.integers(0, 60),
 )
-def test_the_least_recently_used_shard_is_evicted_first(
-    sizes: list[int], uses: list[int], extra: int
-) -> None:
+def test_the_least_recently_used_shard_is_evicted_first(sizes, uses, extra):
     """Compared with a list in the order of use."""
     with tempfile.TemporaryDirectory() as folder:
         entries = make_entries(Path(folder, "a"), *sizes)
-        source, limit = FolderSource(Path(folder, "a")), max(sizes) + extra
-        cache, model = ShardCache(Path(folder, "cache"), limit), OrderedDict[str, int]()
+        limit, model = max(sizes) + extra, OrderedDict()
+        cached = CachedSource(ShardSource(Path(folder, "a")), Path(folder, "cache"), limit, entries)
         for use in uses:
-            entry = entries[use % len(entries)]
-            assert read(cache, entry, source) == (source.folder / entry.name).read_bytes()
+            entry = entries[f"{use % len(sizes)}.tar"]
+            assert read(cached, entry.name) == Path(folder, "a", entry.name).read_bytes()
             model[f"{entry.sha256}.tar"] = entry.bytes
             model.move_to_end(f"{entry.sha256}.tar")
             while sum(model.values()) > limit:
                 model.popitem(last=False)
-            assert copies(cache) == model.keys()
+            assert copies(cached) == model.keys()
 
 
-def test_a_cache_that_is_too_small_raises_an_error_with_both_sizes(tmp_path: Path) -> None:
+def test_a_cache_that_is_too_small_raises_an_error_with_both_sizes(tmp_path):
     entries = make_entries(tmp_path / "a", 1000, 2000)
-    cache = ShardCache(tmp_path / "cache", 1999)
-    with pytest.raises(
-        BudgetError, match=r"smaller than a shard; found 1,999 bytes; expected at least 2,000"
-    ):
-        cache.require_size(entries, together=False)
-    with pytest.raises(
-        BudgetError, match="the shards of the split; found 1,999 bytes; expected at least 3,000"
-    ):
-        cache.require_size([*entries, *entries], together=True)
-    ShardCache(tmp_path, 3000).require_size([*entries, *entries], together=True)
+    source = ShardSource(f"pipe:cat {tmp_path}/a/{{name}}")
+    with pytest.raises(BudgetError, match=r"found 1,999 bytes; expected at least 2,000"):
+        add_cache(source, [*entries.values()], CacheOptions(cache=tmp_path, cache_size=1999))
 
 
 @pytest.mark.parametrize(
-    ("data", "found"),
-    [(b"12345678", "SHA-256 ef797c8"), (b"1234567", "7 bytes"), (b"123456789", "more bytes")],
-    ids=["altered", "cut", "longer"],
+    "change", [lambda data: b"x" + data[1:], lambda data: data[1:], lambda data: data + b"x"]
 )
-def test_wrong_bytes_are_not_cached(tmp_path: Path, data: bytes, found: str) -> None:
+def test_wrong_bytes_are_not_cached(tmp_path, change):
     """The size of a command's output is unknown in advance."""
-    (tmp_path / "a").mkdir()
-    entry = make_entry(tmp_path / "a", "x.tar", b"87654321")
-    (tmp_path / "a" / "x.tar").write_bytes(data)
-    cache = ShardCache(tmp_path / "cache", SIZE)
-    source = CommandSource(f"pipe:cat {tmp_path}/a/{{name}}")
-    with pytest.raises(StoreError, match=rf"cat .*x\.tar: the shard is truncated or altered; found {found}"):
-        cache.open(entry, source)
-    assert copies(cache) == set()
-
-
-def test_a_missing_shard_raises_an_error_with_its_address(tmp_path: Path) -> None:
-    (entry,) = make_entries(tmp_path / "a", 10)
-    (tmp_path / "a" / "0.tar").unlink()
-    cache = ShardCache(tmp_path / "cache", SIZE)
-    with pytest.raises(StoreError, match=r"a/0\.tar: the shard is missing"):
-        cache.open(entry, FolderSource(tmp_path / "a"))
-    assert copies(cache) == set()
-
-
-def test_a_damaged_copy_is_fetched_again(tmp_path: Path) -> None:
-    """A copy of another size always; a copy with other bytes if digests are checked."""
-    (entry,) = make_entries(tmp_path / "a", 1000)
-    cache, source = ShardCache(tmp_path / "cache", SIZE), CountingSource(tmp_path / "a")
-    data = read(cache, entry, source)
-    copy = cache.folder / f"{entry.sha256}.tar"
-    copy.write_bytes(data[:-1])
-    assert read(cache, entry, source) == data
-    copy.write_bytes(bytes(1000))
-    assert read(cache, entry, source) == bytes(1000)
-    assert read(cache, entry, source, digest=True) == data
-    assert copy.read_bytes() == data
-    assert source.opened == ["0.tar"] * 3
-
-
-def test_other_files_in_the_folder_are_not_changed(tmp_path: Path) -> None:
-    entries = make_entries(tmp_path / "a", 1000, 1000)
-    cache = ShardCache(tmp_path / "cache", 1000)
-    cache.folder.mkdir()
-    for name in ("notes.part", "a.tar", f"{'0' * 64}.tar.gz"):
-        (cache.folder / name).write_bytes(bytes(5000))
-    for entry in entries:
-        read(cache, entry, FolderSource(tmp_path / "a"))
-    assert copies(cache) == {"notes.part", "a.tar", f"{'0' * 64}.tar.gz", f"{entries[1].sha256}.tar"}
-
-
-def test_an_invalid_digest_raises_an_error(tmp_path: Path) -> None:
-    entry = ShardEntry("x.tar", 1, 1, 1, "../../x", {})
-    with pytest.raises(StoreError, match="64 hexadecimal digits"):
-        ShardCache(tmp_path, SIZE).open(entry, FolderSource(tmp_path))
-
-
-# --- in use ---------------------------------------------------------------------------------------------
-
-
-def test_mapped_copies_are_not_evicted_and_open_ones_stay_readable(tmp_path: Path) -> None:
-    entries = make_entries(tmp_path / "a", *[1000] * 5)
-    source, cache = FolderSource(tmp_path / "a"), ShardCache(tmp_path / "cache", 2000)
-    datas = [(source.folder / entry.name).read_bytes() for entry in entries]
-    with cache.open(entries[0], source, mapped=True) as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    with cache.open(entries[1], source) as opened:
-        for entry, data in zip(entries[2:], datas[2:], strict=True):
-            assert read(cache, entry, source) == data  # the mapped one is older, but stays
-        assert opened.read() == datas[1]
-    assert copies(cache) == {f"{entries[0].sha256}.tar", f"{entries[4].sha256}.tar"}
-    with (
-        cache.open(entries[4], source, mapped=True),
-        pytest.raises(CacheFullError, match="1 kB too little of 2 kB"),
-    ):
-        cache.open(entries[1], source)
-    assert mapped[:] == datas[0]
-    mapped.close()
-    assert read(cache, entries[1], source) == datas[1]
-    assert copies(cache) == {f"{entries[1].sha256}.tar", f"{entries[4].sha256}.tar"}
-
-
-def test_shards_are_read_without_the_cache_if_mapped_shards_fill_it(tmp_path: Path) -> None:
-    entries = make_entries(tmp_path / "a", 1000, 1000)
-    source, cache = FolderSource(tmp_path / "a"), ShardCache(tmp_path / "cache", 1000)
-    cached = CachedSource(source, cache, {entry.name: entry for entry in entries})
-    with cached.open_to_map(entries[0]):
-        with (
-            pytest.warns(UserWarning, match="read without the cache"),
-            cached.open("1.tar", ByteRange(10)) as stream,
-        ):
-            assert read_all(stream) == (source.folder / "1.tar").read_bytes()[10:]
-        assert copies(cache) == {f"{entries[0].sha256}.tar"}
-    with cached.open("1.tar", ByteRange(10)) as stream:
-        assert read_all(stream) == (source.folder / "1.tar").read_bytes()[10:]
-
-
-def read_all(stream: ByteStream) -> bytes:
-    return b"".join(iter(lambda: stream.read(300), b""))
+    entries, path = make_entries(tmp_path / "a", 8), tmp_path / "a" / "0.tar"
+    path.write_bytes(change(path.read_bytes()))
+    source = ShardSource(f"pipe:cat {tmp_path}/a/{{name}}")
+    cached = CachedSource(source, tmp_path / "cache", SIZE, entries)
+    with pytest.raises(StoreError, match=r"cat .*0\.tar: the shard is truncated or altered; found"):
+        read(cached, "0.tar")
+    assert copies(cached) == set()
 
 
 # --- several at once ------------------------------------------------------------------------------------
 
 
-def test_threads_fetch_a_shard_once(tmp_path: Path) -> None:
-    (entry,) = make_entries(tmp_path / "a", 100_000)
-    cache, source = ShardCache(tmp_path / "cache", SIZE), CountingSource(tmp_path / "a")
-    data = (tmp_path / "a" / "0.tar").read_bytes()
-    with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(lambda _: read(cache, entry, source, mapped=True), range(16)))
-    assert found == [data] * 16
-    assert source.opened == ["0.tar"]
-
-
-def test_threads_share_a_cache_with_space_for_one_shard(tmp_path: Path) -> None:
-    """Threads that find no space wait for the others, and every thread gets its shard."""
+def test_threads_share_a_cache_with_space_for_one_shard(tmp_path):
     entries = make_entries(tmp_path / "a", *[100_000] * 4)
-    cache, source = ShardCache(tmp_path / "cache", 100_000), FolderSource(tmp_path / "a")
+    cached = CachedSource(ShardSource(tmp_path / "a"), tmp_path / "cache", 100_000, entries)
+    names = [f"{n % 4}.tar" for n in range(24)]
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda n: read(cache, entries[n % 4], source), range(24)))
-    assert found == [(source.folder / entries[n % 4].name).read_bytes() for n in range(24)]
-    assert len(copies(cache)) == 1
+        found = list(threads.map(lambda name: read(cached, name), names))
+    assert found == [(tmp_path / "a" / name).read_bytes() for name in names]
+    assert len(copies(cached)) == 1
 
 
-@contextmanager
-def fetching(
-    cache: ShardCache, source: Path, entry: ShardEntry, *options: str
-) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that fetches a shard; see ``fetcher.py``."""
-    arguments = [cache.folder, cache.size, source, entry.name, entry.bytes, entry.sha256, *options]
-    with subprocess.Popen(
-        [sys.executable, FETCHER, *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+FETCH = """
+import sys
+from pathlib import Path
+from hexdata.shards.cache import CachedSource
+from hexdata.shards.manifest import ShardEntry
+from hexdata.shards.sources import make_source
+
+location, folder, name, size, sha256 = sys.argv[1:]
+entries = {name: ShardEntry(name, 1, 1, int(size), sha256, {})}
+with CachedSource(make_source(location), Path(folder), int(size), entries).open(name):
+    pass
+"""
 
 
-def line_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_second_process_waits_for_the_first(tmp_path, killed):
+    """It reads the copy of the first, or fetches the shard itself if the first is killed.
+
+    The first one pauses in the middle, in a command that reads the rest from a pipe.
+    """
+    entries = make_entries(tmp_path / "a", SIZE, 1000)
+    data, (entry, other) = (tmp_path / "a" / "0.tar").read_bytes(), entries.values()
+    folder, pipe = tmp_path / "cache", tmp_path / "pipe"
+    os.mkfifo(pipe)
+    slow = f"pipe:head -c 100 {tmp_path}/a/{{name}}; cat {pipe}"
+    arguments = [slow, folder, entry.name, entry.bytes, entry.sha256]
+    with (
+        subprocess.Popen([sys.executable, "-c", FETCH, *map(str, arguments)]) as first,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        while not list(folder.glob(".*.tmp")):
+            time.sleep(0.01)
+        cached = CachedSource(ShardSource(tmp_path / ("a" if killed else "none")), folder, SIZE, entries)
+        second = threads.submit(read, cached, "0.tar")
+        time.sleep(0.1)
+        assert not second.done()
+        if killed:
+            first.kill()
+        pipe.write_bytes(data[100:] if not killed else b"")  # ends the command
+        assert second.result() == data
+    # The part of a killed process is removed with the next eviction.
+    (folder / f".{other.sha256}.tar.17.tmp").write_bytes(b"of a killed process")
+    (folder / f"{entry.sha256}.tar").unlink()
+    cached = CachedSource(ShardSource(tmp_path / "a"), folder, SIZE, entries)
+    assert read(cached, "0.tar") == data
+    assert copies(cached) == {f"{entry.sha256}.tar"}
 
 
-def test_processes_fetch_a_shard_once(tmp_path: Path) -> None:
-    """The second process waits for the first, which pauses in the middle until the second has started."""
-    (entry,) = make_entries(tmp_path / "a", SIZE)
-    cache = ShardCache(tmp_path / "cache", SIZE)
-    with fetching(cache, tmp_path / "a", entry, "halt") as first:
-        assert line_of(first) == "half"
-        (tmp_path / "a" / "0.tar").rename(tmp_path / "a" / "moved")  # opening it now fails
-        with fetching(cache, tmp_path / "a", entry) as second:
-            assert line_of(second) == "begin"
-            print("go on", file=first.stdin, flush=True)
-            assert line_of(first) == line_of(second) == entry.sha256
+def test_copies_on_a_disk_that_is_only_read_can_be_used(tmp_path, small_disk):
+    entries = make_entries(tmp_path / "a", 1000)
+    (small_disk / f"{entries['0.tar'].sha256}.tar").write_bytes((tmp_path / "a" / "0.tar").read_bytes())
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    cached = CachedSource(ShardSource(tmp_path / "none"), small_disk, SIZE, entries)
+    assert read(cached, "0.tar") == (tmp_path / "a" / "0.tar").read_bytes()
 
 
-def test_a_killed_process_leaves_no_copy_that_is_read(tmp_path: Path) -> None:
-    """A process that waits for it fetches the shard instead."""
-    entry, other = make_entries(tmp_path / "a", SIZE, 1000)
-    cache = ShardCache(tmp_path / "cache", SIZE + 999)
-    with fetching(cache, tmp_path / "a", entry, "halt") as first:
-        assert line_of(first) == "half"
-        assert copies(cache) == {f"{entry.sha256}.part", f"{entry.sha256}.lock"}
-        with fetching(cache, tmp_path / "a", entry) as second:
-            assert line_of(second) == "begin"
-            first.send_signal(signal.SIGKILL)
-            assert line_of(second) == entry.sha256
-    with fetching(cache, tmp_path / "a", other, "halt") as third:
-        assert line_of(third) == "half"
-        third.send_signal(signal.SIGKILL)
-        third.wait()
-    assert len(copies(cache)) == 2
-    assert read(cache, entry, FolderSource(tmp_path / "a")) == (tmp_path / "a" / "0.tar").read_bytes()
-    assert copies(cache) == {f"{entry.sha256}.tar"}
-
-
-def test_a_forked_child_does_not_keep_locks(tmp_path: Path) -> None:
-    """It inherits the open files of a thread that does not exist in it."""
-    (entry,) = make_entries(tmp_path / "a", 3000)
-    cache, source = ShardCache(tmp_path / "cache", SIZE), CountingSource(tmp_path / "a", waits=True)
-    inside, outside = os.pipe()
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(read, cache, entry, source)
-        assert source.half.wait(TIMEOUT)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads: that is the case
-            child = os.fork()
-        if not child:
-            os.close(outside)
-            os.read(inside, 1)
-            os._exit(0)
-        second = threads.submit(read, cache, entry, source)
-        source.go_on.set()
-        assert first.result(TIMEOUT) == second.result(TIMEOUT)
-        third = threads.submit(read, cache, entry, source)
-        assert third.result(TIMEOUT) == (tmp_path / "a" / "0.tar").read_bytes()
-    os.close(outside)
-    os.close(inside)
-    os.waitpid(child, 0)
-    assert source.opened == ["0.tar"]
-
-
-def test_a_full_disk_raises_a_budget_error(tmp_path: Path) -> None:
-    """Simulated by a limit on the size of files, which fails at the same call."""
-    (entry,) = make_entries(tmp_path / "a", SIZE)
-    cache = ShardCache(tmp_path / "cache", SIZE)
-    with fetching(cache, tmp_path / "a", entry, "full") as process:
-        assert line_of(process) == "begin"
-        assert "BudgetError" in (line := line_of(process))
-        assert "cache: the disk of the shard cache is full" in line
-        assert "Free space there" in line
-    assert copies(cache) == set()
-
-
-def test_an_unusable_folder_raises_an_error(tmp_path: Path) -> None:
-    (entry,) = make_entries(tmp_path / "a", 10)
-    (tmp_path / "file").write_text("no folder")
-    with pytest.raises(StoreError, match=r"file.*: the shard cache cannot be used; .*--no-cache"):
-        ShardCache(tmp_path / "file" / "cache", SIZE).open(entry, FolderSource(tmp_path / "a"))
+def test_a_full_disk_raises_a_budget_error(tmp_path, small_disk):
+    entries = make_entries(tmp_path / "a", shutil.disk_usage(small_disk).free + 1)
+    size = entries["0.tar"].bytes
+    cached = CachedSource(ShardSource(tmp_path / "a"), small_disk / "cache", size, entries)
+    with pytest.raises(BudgetError, match="the disk is full"):
+        read(cached, "0.tar")
+    assert copies(cached) == set()
 
 
 # --- ahead ----------------------------------------------------------------------------------------------
 
 
-def threads_ahead() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith("hexdata-prefetch")]
+def test_a_fetch_that_is_stopped_does_not_wait_for_a_slow_source(tmp_path):
+    entries, begun = make_entries(tmp_path / "a", SIZE), time.monotonic()
+    source = ShardSource("pipe:head -c 200000 /dev/zero; sleep 60 # {name}")
+    cached = CachedSource(source, tmp_path / "cache", SIZE, entries)
+    cached.prefetch("0.tar", iter([False, True]).__next__)
+    assert time.monotonic() - begun < 40
+    assert copies(cached) == set()
 
 
-def fetched_ahead(folder: Path, size: int, readings: list[ShardEntry], shards: int, done: int) -> list[str]:
-    """Return the names of the shards fetched by the time ``done`` readings have begun."""
-    source = CountingSource(folder / "a")
-    cached = CachedSource(source, ShardCache(folder / f"{done} {size}", size), {})
-    with Prefetcher(cached, iter(readings), shards) as ahead:
-        for _ in range(done):
-            ahead.advance()
-        ahead._threads.shutdown()  # waits for all fetches
-    assert sum(path.stat().st_size for path in cached.cache.folder.glob("*.tar")) <= size
-    return source.opened
-
-
-def test_shards_are_fetched_ahead_within_bounds(tmp_path: Path) -> None:
+def test_shards_are_fetched_ahead_within_bounds(tmp_path):
     """The number of shards and of bytes fetched ahead is limited, and each shard is fetched once."""
     entries = make_entries(tmp_path / "a", *[1000] * 8)
-    readings = [entries[n] for n in (0, 1, 1, 0, 2, 3, 3, 4, 5, 6, 7, 7)]
-    for done in range(1, len(readings) + 1):
-        opened = fetched_ahead(tmp_path, 100_000, readings, 3, done)
-        expected = itertools.chain.from_iterable(
-            list(dict.fromkeys(one.name for one in readings[first:]))[:3] for first in range(1, done + 1)
-        )
-        assert sorted(opened) == sorted(set(expected))
-    assert sorted(fetched_ahead(tmp_path, 4_999, readings, 5, 1)) == ["0.tar", "1.tar"]
-    assert sorted(fetched_ahead(tmp_path, 6_000, readings, 5, 1)) == ["0.tar", "1.tar", "2.tar"]
-    (tmp_path / "1 1999").mkdir()
-    assert fetched_ahead(tmp_path, 1_999, readings, 5, 1) == []
-    assert threads_ahead() == []
+    reads = [entries[f"{n}.tar"] for n in (0, 1, 1, 0, 2, 3, 3, 4, 5, 6, 7, 7)]
 
+    def fetched(size, shards, done):
+        """Return the names of the shards fetched by the time ``done`` reads have begun."""
+        source = CountingSource(tmp_path / "a")
+        cached = CachedSource(source, tmp_path / f"{done} {size}", size, entries)
+        cached.folder.mkdir()
+        with Prefetcher(cached, iter(reads), shards) as ahead:
+            for _ in range(done):
+                ahead.advance()
+            ahead._threads.shutdown()  # waits for all fetches
+        assert sum(path.stat().st_size for path in cached.folder.glob("*.tar")) <= size
+        return sorted(source.opened)
 
-def test_fetching_ahead_stops_with_the_iteration(tmp_path: Path) -> None:
-    """In the middle of a shard, whose part file is removed."""
-    entries = make_entries(tmp_path / "a", 1000, 3000, 1000)
-    source = CountingSource(tmp_path / "a", waits=True)
-    cache = ShardCache(tmp_path / "cache", SIZE)
-    with Prefetcher(CachedSource(source, cache, {}), iter(entries), 1) as ahead:
-        ahead.advance()
-        assert source.half.wait(TIMEOUT)
-        ahead._stopped.set()
-        source.go_on.set()
-    assert threads_ahead() == []
-    assert (source.opened, copies(cache)) == (["1.tar"], set())
+    for done in range(1, len(reads) + 1):
+        next_three = (list(dict.fromkeys(one.name for one in reads[at:]))[:3] for at in range(1, done + 1))
+        assert fetched(100_000, 3, done) == sorted(set(itertools.chain(*next_three)))
+    assert fetched(4_999, 5, 1) == ["0.tar", "1.tar"]
+    assert fetched(6_000, 5, 1) == ["0.tar", "1.tar", "2.tar"]
+    assert fetched(1_999, 5, 1) == []
+    assert not [each for each in threading.enumerate() if each.name.startswith("hexdata-prefetch")]

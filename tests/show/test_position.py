@@ -1,4 +1,4 @@
-"""Positions and games from arrays and moves: attributes, facts and drawings."""
+"""Positions, games and comparisons from arrays and moves: attributes, facts and drawings."""
 
 from __future__ import annotations
 
@@ -11,193 +11,196 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hexdata
-from hexdata.board import pack_boards
+from hexdata.board import SYMMETRIES, format_moves, replay, transform_planes
+from hexdata.demo.games import make_game
 from hexdata.errors import ConfigError, FormatError
-from hexdata.show import Game, Position
-from hexdata.show.position import played_moves
+from hexdata.show import Comparison, Game, Position, read_trmph
 
 NS = "{http://www.w3.org/2000/svg}"
+BOARD = np.zeros((2, 3, 3), np.float32)
+BOARD[0, 0, 0] = BOARD[1, 2, 1] = 1
 
 
-def made(n: int = 3) -> np.ndarray:
-    planes = np.zeros((2, n, n), np.float32)
-    planes[0, 0, 0] = planes[1, 2, 1] = 1
-    return planes
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "bool"])
-def test_a_row_of_a_batch_is_a_position(dtype):
-    position = Position.of_planes(made().astype(dtype), move=np.uint16(4), value=np.float32(1))
-    assert (position.move, position.value, position.player) == (4, 1.0, 0)
-    assert position.planes.tolist() == made().tolist()
-    assert not position.planes.flags.writeable
-
-
-@given(st.integers(3, 32), st.integers(0, 2**32))
-def test_a_packed_board_is_the_same_position(n, seed):
-    planes = np.random.default_rng(seed).integers(0, 2, (2, n, n), np.uint8)
-    packed = pack_boards(planes[None])[0]
-    assert np.array_equal(Position.of_planes(packed).planes, planes)
-
-
-def test_null_values_of_shards_become_none():
-    facts = {"game_id": -1, "position_in_game": 65535, "total_positions": 65535, "value_sample_tier": 255}
-    position = Position.of_planes(made(), move=65535, **facts)
-    known = (position.move, position.game_id, position.ply, position.total_positions)
-    assert (*known, position.value_sample_tier) == (None,) * 5
-    others = dict.fromkeys(facts, 0)
-    position = Position.of_planes(made(), move=0, **others)
-    known = (position.move, position.game_id, position.ply, position.total_positions)
-    assert (*known, position.value_sample_tier) == (0,) * 5
+def test_a_row_of_a_batch_is_a_position():
+    """Values that represent null become None."""
+    for dtype in ("float32", "float16", "uint8", "bool"):
+        position = Position.of_planes(BOARD.astype(dtype), move=np.uint16(4), value=np.float32(1))
+        assert (position.move, position.value, position.player) == (4, 1.0, 0)
+        assert position.planes.tolist() == BOARD.tolist()
+        assert not position.planes.flags.writeable
+    nulls = {"game_id": -1, "position_in_game": 65535, "total_positions": 65535, "value_sample_tier": 255}
+    for move, facts, expected in ((65535, nulls, None), (0, dict.fromkeys(nulls, 0), 0)):
+        position = Position.of_planes(BOARD, move=move, **facts)
+        known = (position.move, position.game_id, position.ply, position.total_positions)
+        assert (*known, position.value_sample_tier) == (expected,) * 5
 
 
 def test_a_policy_becomes_a_move_none_or_shades():
     one_hot, dense = np.eye(9)[7], np.full(9, 1 / 9)
-    assert Position.of_planes(made(), policy=one_hot).move == 7
-    assert Position.of_planes(made(), policy=one_hot).policy is None
-    final = Position.of_planes(made(), policy=np.zeros((3, 3)))
+    known = Position.of_planes(BOARD, policy=one_hot)
+    assert (known.move, known.policy) == (7, None)
+    final = Position.of_planes(BOARD, policy=np.zeros((3, 3)))
     assert (final.move, final.policy) == (None, None)
     assert "no next move" in final.facts()
-    spread = Position.of_planes(made(), policy=dense)
+    spread = Position.of_planes(BOARD, policy=dense)
     assert spread.move is None
     assert spread.policy.tolist() == pytest.approx(dense)
     root = ElementTree.fromstring(spread.svg())
-    shaded = next(g for g in root.iter(NS + "g") if g.get("class") == "hexdata-fill-heat")
+    (shaded,) = (group for group in root.iter(NS + "g") if group.findall(NS + "path[@data-cell]"))
     assert len(list(shaded.iter(NS + "path"))) == 9
     assert not [circle for circle in root.iter(NS + "circle") if circle.get("data-mark") == "next"]
 
 
-def test_an_unknown_player_is_derived_from_the_stones():
-    planes = made()
-    assert Position.of_planes(planes).player == 0
-    assert Position.of_planes(planes, player_to_move=1).player == 1
-    planes[0, 1, 1] = 1
-    assert Position.of_planes(planes).player == 1
+def test_facts_are_in_every_form():
+    facts = {"winner": 1, "value_sample_tier": 3, "position_id": 12345, "game_id": 7, "last_move": 7}
+    position = Position.of_planes(BOARD, move=2, value=1.0, position_in_game=2, total_positions=10, **facts)
+    told = ["position 12345", "game 7", "ply 2 of 9", "last move b3", "blue to move", "next move c1"]
+    assert position.facts() == [*told, "value 1 (red wins)", "winner red", "tier 3"]
+    for text in (repr(position), position._repr_svg_(), " ".join(str(position).split())):
+        assert all(fact in text for fact in position.facts())
+    assert Position.of_planes(BOARD, value=0.25).facts()[-1] == "value 0.25 (0 blue wins, 1 red wins)"
+    assert Position.of_planes(BOARD, value=0).facts()[-1] == "value 0 (blue wins)"
+    content = json.loads(json.dumps(position.to_json()))
+    expected = {"blue": ["a1"], "red": ["b3"], "board_size": 3, "move": "c1", "last_move": "b3"}
+    expected |= {"player_to_move": "blue", "winner": "red", "policy": None, "root_value": None, "game_id": 7}
+    assert expected.items() <= content.items()
 
 
-def test_facts_are_short_texts():
-    position = Position.of_planes(
-        made(),
-        move=2,
-        value=1.0,
-        winner=1,
-        value_sample_tier=3,
-        position_id=12345,
-        game_id=7,
-        position_in_game=2,
-        total_positions=10,
-        last_move=7,
-    )
-    assert position.facts() == [
-        "position 12345",
-        "game 7",
-        "ply 2 of 9",
-        "last move b3",
-        "blue to move",
-        "next move c1",
-        "value 1 (red wins)",
-        "winner red",
-        "tier 3",
-    ]
-    assert repr(position) == f"<Position on a board of size 3: {', '.join(position.facts())}>"
-    for fact in position.facts():
-        assert fact in str(position)
-        assert fact in position._repr_svg_()
-    assert Position.of_planes(made(), value=0.25).facts()[-1] == "value 0.25 (0 blue wins, 1 red wins)"
-    assert Position.of_planes(made(), value=0).facts()[-1] == "value 0 (blue wins)"
+def test_invalid_positions_are_refused():
+    packed = [np.zeros(43), np.zeros(44, np.uint8)]  # packed boards are uint8, of a board's number of bytes
+    for board in (np.zeros((3, 3)), np.zeros((3, 5, 5)), np.zeros((2, 5, 4)), *packed):
+        with pytest.raises(ConfigError):
+            Position.of_planes(board)
+    for wrong in ({"move": 9}, {"last_move": -1}, {"board": np.zeros((2, 2, 2))}):
+        with pytest.raises(FormatError):
+            Position.of_planes(**({"board": BOARD} | wrong))
+    for wrong in ({"policy": np.ones(10)}, {"colour": "blue"}):
+        with pytest.raises(ConfigError):
+            Position.of_planes(BOARD, **wrong)
+    with pytest.raises(ConfigError):
+        Game([])
+    with pytest.raises(ConfigError):
+        Game.of_moves(np.arange(9), 3).svg(every=0)
 
 
-def test_json_names_cells():
-    position = Position.of_planes(made(), move=2, last_move=7)
-    facts = json.loads(json.dumps(position.to_json()))
-    assert (facts["blue"], facts["red"], facts["board_size"]) == (["a1"], ["b3"], 3)
-    assert (facts["move"], facts["last_move"], facts["player_to_move"]) == ("c1", "b3", "blue")
-    assert facts["winner"] is facts["policy"] is facts["game_id"] is None
-
-
-@pytest.mark.parametrize(
-    ("make", "error"),
-    [
-        (lambda: Position.of_planes(np.zeros((3, 3))), ConfigError),
-        (lambda: Position.of_planes(np.zeros((3, 5, 5))), ConfigError),
-        (lambda: Position.of_planes(np.zeros((2, 5, 4))), ConfigError),
-        (lambda: Position.of_planes(np.zeros((2, 2, 2))), FormatError),
-        (lambda: Position.of_planes(np.zeros(43)), ConfigError),  # packed boards are uint8
-        (lambda: Position.of_planes(np.zeros(44, np.uint8)), ConfigError),
-        (lambda: Position.of_planes(made(), move=9), FormatError),
-        (lambda: Position.of_planes(made(), last_move=-1), FormatError),
-        (lambda: Position.of_planes(made(), policy=np.ones(10)), ConfigError),
-        (lambda: Position.of_planes(made(), colour="blue"), ConfigError),
-        (lambda: Game([]), ConfigError),
-    ],
-)
-def test_invalid_positions_are_refused(make, error):
-    with pytest.raises(error):
-        make()
+# --- games ----------------------------------------------------------------------------------------------
 
 
 def test_a_game_has_a_position_per_move():
-    game = hexdata.Game.of_moves(np.array([4, 0, 8]), 3, winner=0)
+    game = Game.of_moves(np.array([4, 0, 8]), 3, winner=0)
     assert len(game) == len(game.positions) == 4
     assert [position.player for position in game.positions] == [0, 1, 0, 1]
     assert [position.move for position in game.positions] == [4, 0, 8, None]
     assert [position.last_move for position in game.positions] == [None, 4, 0, 8]
-    assert game.at(2).planes.reshape(2, 9).tolist() == [
-        [0, 0, 0, 0, 1, 0, 0, 0, 0],
-        [1, 0, 0, 0, 0, 0, 0, 0, 0],
-    ]
+    assert [np.flatnonzero(plane).tolist() for plane in game.at(2).planes] == [[4], [0]]
     assert game.last is game.at(3)
     assert str(game) == str(game.last)
     assert game.to_json()["moves"] == "b2a1c3"
     with pytest.raises(hexdata.HexdataError, match="found ply 4; expected 0 to 3"):
         game.at(4)
-
-
-def test_moves_count_as_played_only_if_they_lead_to_the_stones():
-    planes = np.zeros((2, 3, 3), np.uint8)
-    planes[1, 0, 0] = planes[0, 1, 1] = 1  # red a1, blue b2
-    assert played_moves([0, 4, 8], 2, planes, first_player=1).tolist() == [0, 4]
-    assert played_moves([4, 0, 8], 2, planes, first_player=0).tolist() == [4, 0]
-    assert played_moves([4, 0, 8], 2, planes, first_player=None).tolist() == [4, 0]
-    assert played_moves([4, 0, 8], 2, planes, first_player=1) is None
-    assert played_moves([4, 0, 8], 3, planes, first_player=0) is None
-    assert played_moves([4], 2, planes, first_player=0) is None
-    assert played_moves([4, 4], 2, planes, first_player=0) is None
-    assert played_moves(None, 2, planes, first_player=0) is None
-    assert played_moves([4, 0], None, planes, first_player=0) is None
-
-
-def film(game: Game, **options: int) -> list[str]:
-    """Return the captions of the frames of a filmstrip."""
-    root = ElementTree.fromstring(game.svg(**options))
-    frames = [group for group in root.iter(NS + "g") if group.get("data-frame")]
-    return [list(frame.iter(NS + "text"))[-1].text for frame in frames]
+    numbers = []
+    for shown in (True, False):
+        root = ElementTree.fromstring(game.last.svg(numbers=shown))
+        on_stones = [g for g in root.iter(NS + "g") if g.get("class") == "hexdata-fill-on-stone"]
+        numbers.append(sorted(text.text for group in on_stones for text in group.iter(NS + "text")))
+    assert numbers == [["1", "2", "3"], []]
 
 
 def test_a_film_has_every_position_or_every_kth_and_the_last():
     game = Game.of_moves(np.arange(9), 3)
-    assert film(game)[:3] == ["ply 0", "ply 1: a1", "ply 2: b1"]
-    assert len(film(game)) == 10
-    assert film(game, every=4) == ["ply 0", "ply 4: a2", "ply 8: b3", "ply 9: c3"]
-    assert film(game, every=3)[-1] == "ply 9: c3"
-    assert len(film(game, every=3)) == 4
-    assert film(game, every=99) == ["ply 0", "ply 9: c3"]
-    with pytest.raises(ConfigError):
-        game.svg(every=0)
+
+    def film(**options: int) -> list[str]:
+        root = ElementTree.fromstring(game.svg(**options))
+        frames = [group for group in root.iter(NS + "g") if group.get("data-frame")]
+        return [list(frame.iter(NS + "text"))[-1].text for frame in frames]
+
+    assert film()[:3] == ["ply 0", "ply 1: a1", "ply 2: b1"]
+    assert len(film()) == 10
+    assert film(every=4) == ["ply 0", "ply 4: a2", "ply 8: b3", "ply 9: c3"]
+    assert film(every=3) == ["ply 0", "ply 3: c1", "ply 6: c2", "ply 9: c3"]
+    assert film(every=99) == ["ply 0", "ply 9: c3"]
 
 
-@pytest.mark.parametrize("moves", [47, 48, 100, 676])
-def test_a_long_game_has_about_48_frames(moves):
-    frames = film(Game.of_moves(np.arange(moves), 26))
-    assert len(frames) <= 49
-    assert len(frames) > 20
-    assert frames[-1].startswith(f"ply {moves}:")
+@given(st.data())
+def test_moves_of_trmph_are_parsed_in_order(data):
+    n = data.draw(st.integers(3, 32))
+    moves = data.draw(st.lists(st.integers(0, n * n - 1), unique=True, max_size=40))
+    starts = ["#", "http://www.trmph.com/hex/board#", " https://trmph.com/hex/board#"]
+    tail, winner = data.draw(st.sampled_from([(" b", 0), (" r", 1), (" 1", 0), (" 2 # by hand", 1)]))
+    game = read_trmph(f"{data.draw(st.sampled_from(starts))}{n},{format_moves(moves, n)}{tail}")
+    assert (game.size, game.winner, game.moves.tolist()) == (n, winner, moves)
+    stones = [np.flatnonzero(plane).tolist() for plane in game.last.planes]
+    assert stones == [sorted(moves[::2]), sorted(moves[1::2])]
+    assert game.last.total_positions == len(moves) + 1
 
 
-def test_stones_are_numbered_by_their_ply():
-    game = Game.of_moves(np.array([4, 0, 8]), 3)
-    root = ElementTree.fromstring(game.last.svg(numbers=True))
-    (group,) = [g for g in root.iter(NS + "g") if g.get("class") == "hexdata-fill-on-stone"]
-    assert sorted(text.text for text in group.iter(NS + "text")) == ["1", "2", "3"]
-    without = ElementTree.fromstring(game.last.svg())
-    assert not [g for g in without.iter(NS + "g") if g.get("class") == "hexdata-fill-on-stone"]
+def test_a_missing_winner_is_that_of_the_chain():
+    for number in range(4):
+        moves, winner = make_game(number, 1, 7)
+        text = f"#7,{format_moves(moves.tolist(), 7)}"
+        assert read_trmph(text).winner == winner
+        assert read_trmph(f"#7,{format_moves(moves[:-1].tolist(), 7)}").winner is None
+        assert read_trmph(f"{text} {'br'[1 - winner]}").winner == 1 - winner  # what is said is believed
+
+
+# --- comparisons ----------------------------------------------------------------------------------------
+
+
+def test_each_difference_is_a_fact():
+    first = Position.of_moves([0, 1, 2], 3, move=5, value=0.0, extra={"a": 1.0})
+    planes = np.array(first.planes)
+    planes[:, 0, 0] = 0, 1
+    planes[0, 0, 2], planes[1, 2, 2] = 0, 1
+    second = Position(planes, 0, value=0.25, visits=7, metadata="{}", extra={"b": 2.0})
+    expected = {"only in the first: blue c1", "only in the second: red c3", "red instead of blue: a1"}
+    expected |= {"player to move: blue instead of red", "move: none instead of c2"}
+    expected |= {"value: 0.25 instead of 0", "ply: none instead of 3", "last move: none instead of c1"}
+    expected |= {"visits: 7 instead of none", "a: none instead of 1", "b: 2 instead of none"}
+    comparison = Comparison(first, second)
+    assert sorted(comparison.facts()) == sorted({*expected, "the metadata differ"})
+    assert comparison.cells == [0, 2, 8]
+    root = ElementTree.fromstring(comparison.svg())
+    frames = [group for group in root.iter(NS + "g") if "data-frame" in group.attrib]
+    marks = [path.get("d", "") for path in root.iter(NS + "path") if path.get("data-mark") == "different"]
+    assert (len(frames), [mark.count("M") for mark in marks]) == (2, [3, 3])
+    assert comparison._repr_svg_() == comparison.svg()
+
+
+def test_equal_positions_have_no_differences():
+    position = Position.of_moves([0, 4], 3)
+    equal = Comparison(position, Position.of_moves([0, 4], 3))
+    assert equal.facts() == ["no differences"]
+    assert "data-mark" not in equal.svg()
+    other = Position.of_moves([0, 4], 3, move=5)
+    assert Comparison(position, other).facts() == ["all stones are equal", "move: c2 instead of none"]
+
+
+def test_the_largest_changes_of_policies_are_listed():
+    shares = [[0.3, 0.3, 0.2, 0.1, 0.1, 0, 0, 0, 0], [0.7, 0.0, 0.1, 0.1, 0.1, 0, 0, 0, 0]]
+    policies = np.array([*shares, [0.301, *shares[0][1:]]], np.float32)
+    first, second, nearly = (Position(np.zeros((2, 3, 3)), 0, policy=policy) for policy in policies)
+    none = Position(np.zeros((2, 3, 3)), 0)
+    for pair, expected in (
+        ((first, second), "policy: a1 70 instead of 30 %, b1 0 instead of 30 %, c1 10 instead of 20 %"),
+        ((first, nearly), "policy: a1 30.1 instead of 30 %"),
+        ((first, none), "only the first has a dense policy"),
+        ((none, first), "only the second has a dense policy"),
+    ):
+        assert Comparison(*pair).facts() == ["all stones are equal", expected]
+    assert Comparison(first, first).facts() == ["no differences"]
+
+
+def test_an_image_of_the_position_is_recognized():
+    planes = replay([0, 1, 7], 3)[-1]
+    for symmetry in SYMMETRIES[1:]:
+        image = Position(transform_planes(planes, symmetry).copy(), 0)
+        (fact,) = (f for f in Comparison(Position(planes, 1), image).facts() if "are equal after" in f)
+        assert ("rotation" in fact) == (symmetry == 1)
+        assert ("colours swapped" in fact) == (symmetry > 1)
+
+
+def test_the_text_has_parentheses_around_differing_cells():
+    text = Comparison(Position.of_moves([0], 3), Position.of_moves([3, 4, 5], 3)).text()
+    assert text.splitlines()[2:5] == [" 1 ╲(·)· · ╲ 1", "  2 ╲(●|○|●)╲ 2", "   3 ╲ · · · ╲ 3"]
+    assert "( ) different" in text
+    assert "only in ply 1: blue a1" in text

@@ -14,32 +14,23 @@ import random
 import shutil
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 KINDS: Final = (
-    "",
-    "open",
-    "create",
-    "read",
-    "write",
-    "truncate",
-    "sync",
-    "rename",
-    "link",
-    "symlink",
-    "unlink",
-    "rmdir",
-    "mkdir",
-    "list",
+    *("", "open", "create", "read", "write", "truncate", "sync", "rename", "link", "symlink", "unlink"),
+    *("rmdir", "mkdir", "list"),
 )
+"""Kinds of operations by their number in ``shim.c``."""
 CHANGES: Final = frozenset(("create", "write", "truncate", "sync", "rename", "unlink", "rmdir", "mkdir"))
 """Operations that change the disk or what is stored of it."""
 CRASHES: Final = ("killed", "lost", "nameless", "empty", "zeros", "torn", "disordered")
 """What a crash loses: ``killed``: nothing; ``lost``: all that was not synced; ``nameless``: names that were
 not synced; ``empty``: contents that were not synced; ``zeros``: the same, but the sizes are stored; ``torn``:
 any sectors of contents; ``disordered``: any names and any sectors."""
+SEEDED: Final = ("torn", "disordered")
+"""Crashes that depend on a seed."""
 SECTOR: Final = 512
 _HEAD: Final = struct.Struct("<BBBBIQQQIIIxxxx")
 
@@ -47,8 +38,7 @@ Tree = dict[str, bytes | None]
 """Content by path; None for a folder."""
 
 
-@dataclass(frozen=True)
-class Operation:
+class Operation(NamedTuple):
     """One recorded operation."""
 
     number: int
@@ -93,21 +83,16 @@ class File:
         _change(self.current, operation, operation.data)
 
     def after_crash(self, crash: str, rng: random.Random) -> bytes:
-        if crash in ("killed", "nameless"):
+        if crash in ("killed", "nameless") or (crash == "zeros" and not self.pending):
             return bytes(self.current)
-        if crash in ("lost", "empty"):
-            return self.stored
         if crash == "zeros":
-            size = len(self.current)
-            return self.stored[:size].ljust(size, b"\0") if self.pending else bytes(self.current)
+            return self.stored[: len(self.current)].ljust(len(self.current), b"\0")
         content, how = bytearray(self.stored), rng.choice(("start", "end", "mixed", "none", "all"))
-        if how != "none":
-            for operation in self.pending:
-                if how == "all" or operation.kind != "write":
-                    if how == "all" or rng.random() < 0.5:
-                        _change(content, operation, operation.data)
-                else:
-                    _tear(content, operation, how, rng)
+        for operation in self.pending if crash in SEEDED and how != "none" else ():
+            if how != "all" and operation.kind == "write":
+                _tear(content, operation, how, rng)
+            elif how == "all" or rng.random() < 0.5:
+                _change(content, operation, operation.data)
         return bytes(content)
 
 
@@ -126,8 +111,8 @@ def _tear(content: bytearray, operation: Operation, how: str, rng: random.Random
     bounds = [start, *range((start // SECTOR + 1) * SECTOR, stop, SECTOR), stop]
     sectors = list(itertools.pairwise(bounds))
     cut = rng.randint(0, len(sectors))
-    kept = {"start": sectors[:cut], "end": sectors[cut:]}.get(how)
-    for first, last in [sector for sector in sectors if rng.random() < 0.5] if kept is None else kept:
+    mixed = [sector for sector in sectors if rng.random() < 0.5]
+    for first, last in {"start": sectors[:cut], "end": sectors[cut:]}.get(how, mixed):
         content.extend(bytes(max(0, first - len(content))))
         content[first:last] = operation.data[first - start : last - start]
 
@@ -189,27 +174,21 @@ class Disk:
         }
         """Digests of the contents that each file had when it received its name."""
 
-    def _find(self, path: str) -> tuple[Folder, str]:
+    def _find(self, path: str) -> tuple[Any, str]:
         *parents, name = path.split("/")
-        folder = self.root
+        folder: Any = self.root
         for parent in parents:
-            found = folder.current[parent]
-            assert isinstance(found, Folder)
-            folder = found
+            folder = folder.current[parent]
         return folder, name
 
-    def _entry(self, path: str) -> File | Folder:
-        if not path:
-            return self.root
+    def _entry(self, path: str) -> Any:
         folder, name = self._find(path)
-        return folder.current[name]
+        return folder.current[name] if path else self.root
 
     def _file(self, operation: Operation) -> File:
         """Return the open file of an operation: by its inode, since it may have lost its name."""
         if operation.inode not in self._files:
-            file = self._entry(operation.path)
-            assert isinstance(file, File)
-            self._files[operation.inode] = file
+            self._files[operation.inode] = self._entry(operation.path)
         return self._files[operation.inode]
 
     def apply(self, operation: Operation) -> None:
@@ -217,29 +196,30 @@ class Disk:
         kind, number = operation.kind, operation.number
         if operation.failed or kind not in CHANGES | {"open", "link", "symlink"}:
             return
-        if kind in ("create", "mkdir"):
-            folder, name = self._find(operation.path)
-            entry = Folder() if kind == "mkdir" else File()
-            folder.set(number, name, entry)
-            if isinstance(entry, File):
-                self._files[operation.inode] = entry
+        if kind in ("write", "truncate"):
+            self._file(operation).apply(operation)
+        elif kind == "sync" and operation.is_folder:
+            synced: Any = self._entry(operation.path)
+            synced.stored, synced.pending = dict(synced.current), []
+        elif kind == "sync":
+            file = self._file(operation)
+            file.stored, file.pending = bytes(file.current), []
         elif kind == "open":
             if not operation.is_folder:
-                self._files[operation.inode] = self._entry(operation.path)  # type: ignore[assignment]
-        elif kind in ("write", "truncate"):
-            self._file(operation).apply(operation)
-        elif kind == "sync":
-            self._sync(operation)
-        elif kind in ("unlink", "rmdir"):
+                self._files[operation.inode] = self._entry(operation.path)
+        elif kind in ("create", "mkdir"):
             folder, name = self._find(operation.path)
-            folder.set(number, name, None)
-        elif kind == "rename":
+            entry: Any = Folder() if kind == "mkdir" else File()
+            folder.set(number, name, entry)
+            if kind == "create":
+                self._files[operation.inode] = entry
+        elif kind in ("unlink", "rmdir", "rename"):
             folder, name = self._find(operation.path)
-            other, new = self._find(operation.other)
-            entry = folder.current[name]
-            other.set(number, new, entry)
+            if kind == "rename":
+                other, new = self._find(operation.other)
+                other.set(number, new, folder.current[name])
+                self._add_versions(operation.other, folder.current[name])
             folder.set(number, name, None)
-            self._add_versions(operation.other, entry)
         else:
             raise NotImplementedError(f"{kind} of {operation.path}")
 
@@ -249,15 +229,6 @@ class Disk:
         else:
             for name, inner in entry.current.items():
                 self._add_versions(f"{path}/{name}", inner)
-
-    def _sync(self, operation: Operation) -> None:
-        if operation.is_folder:
-            folder = self._entry(operation.path)
-            assert isinstance(folder, Folder)
-            folder.stored, folder.pending = dict(folder.current), []
-        else:
-            file = self._file(operation)
-            file.stored, file.pending = bytes(file.current), []
 
     def after_crash(self, crash: str, seed: str, running: Operation | None = None) -> Tree:
         """Return the files that a crash leaves.
@@ -273,7 +244,7 @@ class Disk:
             torn = self._file(running)
             kept = running.data[: len(running.data) // 2] if crash == "killed" else running.data
             before = bytes(torn.current), list(torn.pending)
-            torn.apply(replace(running, data=kept))
+            torn.apply(running._replace(data=kept))
         tree: Tree = dict(self._walk(self.root, "", crash, decisions, rng))
         if torn is not None:
             torn.current, torn.pending = bytearray(before[0]), before[1]
@@ -297,33 +268,18 @@ def digest(data: bytes) -> str:
 
 def read_tree(folder: Path) -> Tree:
     """Return the files and folders below a folder."""
-    return dict(sorted(_read_below(str(folder), "")))
-
-
-def _read_below(folder: str, prefix: str) -> Iterator[tuple[str, bytes | None]]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            path = prefix + entry.name
-            if entry.is_dir():
-                yield path, None
-                yield from _read_below(entry.path, f"{path}/")
-            else:
-                with open(entry.path, "rb", buffering=0) as file:  # noqa: PTH123 - faster
-                    yield path, file.readall()
+    return {
+        path.relative_to(folder).as_posix(): None if path.is_dir() else path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+    }
 
 
 def write_tree(tree: Tree, folder: Path) -> None:
     """Write the files and folders below a folder, and remove all others."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path)
-            else:
-                os.unlink(entry.path)  # noqa: PTH108
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     for path, content in tree.items():
         if content is None:
-            os.mkdir(folder / path)  # noqa: PTH102
+            (folder / path).mkdir()
         else:
-            with open(folder / path, "wb", buffering=0) as file:  # noqa: PTH123
-                file.write(content)
+            (folder / path).write_bytes(content)

@@ -15,7 +15,6 @@ disk_start() is called. Calls on files outside of the folder pass unchanged. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -32,72 +31,31 @@ struct record {
     uint32_t path, other, data;
 };
 
-enum { KEYS = 1 << 12, SLOTS = 1 << 15 };
-
-/* Operations of one kind on one path. After a fault of a group, the next one (``again``) is the caller's repetition. */
-struct slot { uint64_t name; uint32_t count, again; };
-
-/* Shared with the worker processes of a command, if disk_share() was called. */
-struct state {
+static struct {
     pthread_mutex_t mutex;
     char root[PATH_MAX], log_path[PATH_MAX];
     size_t root_length;
     int active, fault, lasting;
-    long at, count, repeated, injected, keys;
-    uint64_t key[KEYS];
-    uint8_t hit[KEYS];
-    struct slot slots[SLOTS];
-};
-
-static struct state own = {.mutex = PTHREAD_MUTEX_INITIALIZER}, *state = &own;
+    long at, count, injected;
+} own = {.mutex = PTHREAD_MUTEX_INITIALIZER}, *state = &own;
 static int log_file = -1, log_owner;
 
 #define REAL(name) ({ static __typeof__(&name) real; if (!real) real = dlsym(RTLD_NEXT, #name); real; })
-#define SHARED "HEXDATA_DISK_STATE"
-
-/* Keep the state in a file, which processes started from now on use too. */
-void disk_share(const char *path) {
-    int file = REAL(openat)(AT_FDCWD, path, O_RDWR | O_CREAT, 0600);
-    if (file < 0 || REAL(ftruncate)(file, sizeof own)) return;
-    void *found = mmap(NULL, sizeof own, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    close(file);
-    if (found == MAP_FAILED) return;
-    state = found;
-    if (!getenv(SHARED)) {
-        pthread_mutexattr_t shared;
-        pthread_mutexattr_init(&shared);
-        pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
-        pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
-        pthread_mutex_init(&state->mutex, &shared);
-        setenv(SHARED, path, 1);
-    }
-}
-__attribute__((constructor)) static void share(void) { if (getenv(SHARED)) disk_share(getenv(SHARED)); }
 
 /* Watch the files below ``folder``, and record the operations if ``log`` is a path. */
 void disk_start(const char *folder, const char *log) {
     strncpy(state->root, folder, sizeof state->root - 1);
     strncpy(state->log_path, log ? log : "", sizeof state->log_path - 1);
     state->root_length = strlen(state->root);
-    state->at = -1; state->keys = 0;
-    state->count = state->repeated = state->injected = 0;
-    memset(state->slots, 0, sizeof state->slots);
+    state->at = -1;
+    state->count = state->injected = 0;
     state->active = 1;
 }
 /* From now on, operation ``number`` fails, and if ``lasts``, all after it. */
 void disk_arm(long number, int kind, int lasts) { state->at = number; state->fault = kind; state->lasting = lasts; }
-/* From now on, the operations with these sorted keys fail once each. A key is that of path and kind, plus a number. */
-void disk_arm_group(const uint64_t *keys, long number, int kind) {
-    memcpy(state->key, keys, number * sizeof *keys);
-    memset(state->hit, 0, sizeof state->hit);
-    state->keys = number; state->fault = kind;
-}
 /* Stop or continue counting, for files that the simulation itself reads. */
 void disk_pause(int paused) { state->active = !paused; }
-/* The number of operations, without those that repeat one that failed in a group. */
-long disk_count(void) { return state->count - state->repeated; }
 long disk_injected(void) { return state->injected; }
-long disk_hits(void) { long found = 0; for (long i = 0; i < state->keys; i++) found += state->hit[i]; return found; }
 
 static int below(const char *path) {
     return strncmp(path, state->root, state->root_length) == 0
@@ -148,44 +106,14 @@ static int allows(enum kind kind) {
     return fault == SHORT_FAULT && (kind == WRITE || kind == READ);
 }
 
-static struct slot *slot_of(enum kind kind, const char *path) {
-    uint64_t name = 14695981039346656037u;
-    for (const char *at = path + state->root_length; *at; at++) name = (name ^ (uint8_t)*at) * 1099511628211u;
-    name = (name ^ kind) * 1099511628211u;
-    for (uint64_t at = name;; at++) {
-        struct slot *slot = &state->slots[at % SLOTS];
-        if (!slot->count) slot->name = name;
-        if (slot->name == name) return slot;
-    }
-}
-
-static int is_in_group(uint64_t key) {
-    long low = 0, high = state->keys;
-    while (low < high) {
-        long middle = (low + high) / 2;
-        if (state->key[middle] < key) low = middle + 1; else high = middle;
-    }
-    return low < state->keys && state->key[low] == key && (state->hit[low] = 1);
-}
-
 /* Count an operation. Return its fault, and set errno. The caller holds the mutex. */
-static int begin(enum kind kind, const char *path) {
+static int begin(enum kind kind) {
     long number = state->count++;
-    struct slot *slot = slot_of(kind, path);
-    if (slot->again) { slot->again = 0; state->repeated++; return NONE; }
-    uint64_t key = slot->name + slot->count++ * 0x9E3779B97F4A7C15u;
-    if (state->keys) {
-        if (!is_in_group(key)) return NONE;
-        slot->again = 1;
-    } else if (state->at < 0 || number < state->at || (number > state->at && !state->lasting) || !allows(kind))
-        return NONE;
+    if (state->at < 0 || number < state->at || (number > state->at && !state->lasting) || !allows(kind)) return NONE;
     state->injected++;
     errno = error_of[state->fault];
     return state->fault;
 }
-
-/* A short read or write that is not shorter than without the fault is not repeated. */
-static void whole(enum kind kind, const char *path) { slot_of(kind, path)->again = 0; }
 
 static void record(enum kind kind, int file, int is_folder, uint64_t offset, uint64_t length, const char *path,
                    const char *other, const struct iovec *data, int parts, size_t size, int failed) {
@@ -212,7 +140,7 @@ static void record(enum kind kind, int file, int is_folder, uint64_t offset, uin
 }
 
 static void lock(void) {
-    if (pthread_mutex_lock(&state->mutex) == EOWNERDEAD) pthread_mutex_consistent(&state->mutex);
+    pthread_mutex_lock(&state->mutex);
 }
 static void unlock(void) { int before = errno; pthread_mutex_unlock(&state->mutex); errno = before; }
 
@@ -227,7 +155,7 @@ static int open_counted(int folder, const char *name, int flags, mode_t mode) {
     int emptied = !absent && (flags & O_TRUNC);
     enum kind kind = absent ? CREATE : emptied ? TRUNCATE : OPEN;
     int file = -1;
-    if (!begin(kind, path)) file = REAL(openat)(folder, name, flags, mode);
+    if (!begin(kind)) file = REAL(openat)(folder, name, flags, mode);
     record(kind, file, 0, 0, 0, path, NULL, NULL, 0, 0, file < 0);
     unlock();
     return file;
@@ -249,7 +177,7 @@ DIR *opendir(const char *name) {
     char path[PATH_MAX];
     if (!absolute(AT_FDCWD, name, path)) return REAL(opendir)(name);
     lock();
-    DIR *found = begin(LIST, path) ? NULL : REAL(opendir)(name);
+    DIR *found = begin(LIST) ? NULL : REAL(opendir)(name);
     record(LIST, -1, 1, 0, 0, path, NULL, NULL, 0, 0, !found);
     unlock();
     return found;
@@ -259,17 +187,13 @@ DIR *opendir(const char *name) {
 
 static ssize_t read_counted(int file, const struct iovec *parts, int number, off_t offset, const char *path) {
     lock();
-    int found = begin(READ, path);
+    int found = begin(READ);
     ssize_t size = -1;
     if (found == SHORT_FAULT && number > 0 && parts[0].iov_len > 1) {
         struct iovec half = {parts[0].iov_base, parts[0].iov_len / 2};
         size = offset < 0 ? REAL(readv)(file, &half, 1) : REAL(preadv)(file, &half, 1, offset);
-        if (size != (ssize_t)half.iov_len) whole(READ, path);
     } else if (!found || found == SHORT_FAULT)
-        {
         size = offset < 0 ? REAL(readv)(file, parts, number) : REAL(preadv)(file, parts, number, offset);
-        if (found) whole(READ, path);
-    }
     record(READ, -1, 0, 0, 0, path, NULL, NULL, 0, 0, size < 0);
     unlock();
     return size;
@@ -304,17 +228,13 @@ static ssize_t write_counted(int file, const struct iovec *parts, int number, of
         fstat(file, &info);
         start = (fcntl(file, F_GETFL) & O_APPEND) ? info.st_size : lseek(file, 0, SEEK_CUR);
     }
-    int found = begin(WRITE, path);
+    int found = begin(WRITE);
     ssize_t size = -1;
     if (found == SHORT_FAULT && number > 0 && parts[0].iov_len > 1) {
         struct iovec half = {parts[0].iov_base, parts[0].iov_len / 2};
         size = offset < 0 ? REAL(writev)(file, &half, 1) : REAL(pwritev)(file, &half, 1, offset);
-        if (size != (ssize_t)half.iov_len) whole(WRITE, path);
     } else if (!found || found == SHORT_FAULT)
-        {
         size = offset < 0 ? REAL(writev)(file, parts, number) : REAL(pwritev)(file, parts, number, offset);
-        if (found) whole(WRITE, path);
-    }
     record(WRITE, file, 0, start, size < 0 ? 0 : size, path, NULL, parts, number, size < 0 ? 0 : size, size < 0);
     unlock();
     return size;
@@ -355,7 +275,7 @@ static int truncate_counted(int file, off_t length) {
     char path[PATH_MAX];
     if (!path_of(file, path)) return REAL(ftruncate)(file, length);
     lock();
-    int result = begin(TRUNCATE, path) ? -1 : REAL(ftruncate)(file, length);
+    int result = begin(TRUNCATE) ? -1 : REAL(ftruncate)(file, length);
     record(TRUNCATE, file, 0, 0, length, path, NULL, NULL, 0, 0, result < 0);
     unlock();
     return result;
@@ -373,7 +293,7 @@ static int sync_counted(int file, int only_data) {
     char path[PATH_MAX];
     if (!path_of(file, path)) return only_data ? REAL(fdatasync)(file) : REAL(fsync)(file);
     lock();
-    int result = begin(SYNC, path) ? -1 : 0;  /* the real disk need not wait */
+    int result = begin(SYNC) ? -1 : 0;  /* the real disk need not wait */
     record(SYNC, file, 0, 0, 0, path, NULL, NULL, 0, 0, result < 0);
     unlock();
     return result;
@@ -388,7 +308,7 @@ static int rename_counted(int from_folder, const char *from, int to_folder, cons
     if (!absolute(from_folder, from, source) || !absolute(to_folder, to, target))
         return REAL(renameat2)(from_folder, from, to_folder, to, flags);
     lock();
-    int result = begin(RENAME, source) ? -1 : REAL(renameat2)(from_folder, from, to_folder, to, flags);
+    int result = begin(RENAME) ? -1 : REAL(renameat2)(from_folder, from, to_folder, to, flags);
     record(RENAME, -1, 0, 0, 0, source, target, NULL, 0, 0, result < 0);
     unlock();
     return result;
@@ -401,7 +321,7 @@ int linkat(int a, const char *from, int b, const char *to, int flags) {
     char source[PATH_MAX], target[PATH_MAX];
     if (!absolute(a, from, source) || !absolute(b, to, target)) return REAL(linkat)(a, from, b, to, flags);
     lock();
-    int result = begin(LINK, source) ? -1 : REAL(linkat)(a, from, b, to, flags);
+    int result = begin(LINK) ? -1 : REAL(linkat)(a, from, b, to, flags);
     record(LINK, -1, 0, 0, 0, source, target, NULL, 0, 0, result < 0);
     unlock();
     return result;
@@ -413,7 +333,7 @@ int unlinkat(int folder, const char *name, int flags) {
     if (!absolute(folder, name, path)) return REAL(unlinkat)(folder, name, flags);
     lock();
     enum kind kind = flags & AT_REMOVEDIR ? RMDIR : UNLINK;
-    int result = begin(kind, path) ? -1 : REAL(unlinkat)(folder, name, flags);
+    int result = begin(kind) ? -1 : REAL(unlinkat)(folder, name, flags);
     record(kind, -1, 0, 0, 0, path, NULL, NULL, 0, 0, result < 0);
     unlock();
     return result;
@@ -429,7 +349,7 @@ int mkdirat(int folder, const char *name, mode_t mode) {
     char path[PATH_MAX];
     if (!absolute(folder, name, path)) return REAL(mkdirat)(folder, name, mode);
     lock();
-    int result = begin(MKDIR, path) ? -1 : REAL(mkdirat)(folder, name, mode);
+    int result = begin(MKDIR) ? -1 : REAL(mkdirat)(folder, name, mode);
     record(MKDIR, -1, 1, 0, 0, path, NULL, NULL, 0, 0, result < 0);
     unlock();
     return result;

@@ -1,80 +1,93 @@
-"""Views contain the rows of the store's files at every stage; views without files are empty."""
+"""Views contain the rows of the store's files at every stage, and macros agree with ``hexdata.board``."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hexdata.errors import BudgetError, ConfigError, StoreError
+from hexdata.board import MAX_SIZE, MIN_SIZE, cell_name, format_moves, pack_boards, split_trmph
+from hexdata.errors import StoreError
 from hexdata.report import write_report
 from hexdata.schema import SPLITS, TARGETS, games_schema, positions_schema, rejected_schema, sources_schema
-from hexdata.shards.manifest import ShardManifest
-from hexdata.sql import open_catalog, run_query
-from hexdata.sql.catalog import SqlLimits
-from hexdata.sql.views import MACROS, VIEWS
-from hexdata.store import Store
+from hexdata.show import read_position
+from hexdata.sql import open_catalog
 from hexdata.store.files import canonical_json
+from hexdata.store.manifest import Manifest
 from hexdata.verify import verify_store
-
-if TYPE_CHECKING:
-    from tests.conftest import CopyStore
+from tests.conftest import odd_positions
+from tests.sql.conftest import TARGETS as SEARCHED
+from tests.sql.conftest import ask
 
 MEMORY = 500_000_000
-SCHEMAS = {
-    "positions": positions_schema(5),
-    "games": games_schema(),
-    "sources": sources_schema(),
-    "rejected": rejected_schema(),
+COLUMNS = {
+    "positions": [*positions_schema(5).names, *TARGETS],  # the last ones exist in the view of every store
+    "games": games_schema().names,
+    "sources": sources_schema().names,
+    "rejected": rejected_schema().names,
 }
-ADDED = ["split", "bucket", "rank"]
-COLUMNS = {name: schema.names for name, schema in SCHEMAS.items()}
-COLUMNS["positions"] = [*COLUMNS["positions"], *TARGETS]
-"""Columns of views. Those of positions always have the columns in ``TARGETS``."""
-SHARD_COLUMNS = ["split", "name", "number", "first_rank", "positions", "bytes", "sha256"]
+UNKNOWN = {**dict.fromkeys(TARGETS), "policy_weight": 1.0}
+"""What these columns contain where a store has no results of a search."""
 
 
-def with_entry(store: Path, file: str, key: str, value: object) -> None:
-    """Change one entry of the manifest, and its digest with it, as an attacker would."""
-    content = json.loads((store / "manifest.json").read_bytes())
-    del content["digest"]
-    content["files"][file][key] = value
-    content["digest"] = hashlib.sha256(canonical_json(content)).hexdigest()
-    (store / "manifest.json").write_bytes(canonical_json(content))
+def rows_of(store: Path, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a file as its view shows them."""
+    rows = pq.read_table(store / name).to_pylist()
+    if not name.startswith(("positions", "shuffled")):
+        return rows
+    for row in rows:
+        extra = [each for each in row if each.startswith("extra.")]
+        row |= {"extra": {each.removeprefix("extra."): row.pop(each) for each in extra}} if extra else {}
+    return [UNKNOWN | row for row in rows]
 
 
-def query(store: Path) -> None:
-    with run_query(store, "SELECT 1") as result:
-        list(result.batches)
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> bool:
+    """Compare rows in any order; NaN equals itself."""
+    return sorted(repr(sorted(row.items())) for row in found) == sorted(
+        repr(sorted(row.items())) for row in expected
+    )
 
 
-ASK = {"sql": query, "report": write_report, "verify": verify_store}
-
-
-@pytest.mark.parametrize("key", ["rows", "bytes", "sha256"])
-@pytest.mark.parametrize("ask", ASK)
-def test_texts_of_a_manifest_are_not_executed(
-    stores: dict[str, Path], copy_store: CopyStore, tmp_path: Path, ask: str, key: str
-) -> None:
-    """Such a text used to end the list of shards and to run a COPY statement."""
-    store, target = copy_store(stores["exported"]), tmp_path / "run.pth"
-    columns = ", ".join(f'"{name}"' for name in SHARD_COLUMNS)
-    for closing in ("0, '')", "')", "0, 0, '')"):
-        attack = (
-            f"{closing}) AS t ({columns}); COPY (SELECT 'import os') TO '{target}' (HEADER false); "
-            "CREATE OR REPLACE VIEW shards AS SELECT * FROM (VALUES ('train', 'x', 0, 0, 0, 0, ''"
-        )
-        with_entry(store, "shards/train-000000.tar", key, attack)
-        with pytest.raises(StoreError, match=rf"files\.shards/train-000000\.tar\.{key}; found .*; expected"):
-            ASK[ask](store)
-        assert not target.exists()
+def test_each_view_contains_the_rows_of_its_files(any_store: Path) -> None:
+    manifest = Manifest.load(any_store)
+    with open_catalog(any_store, memory=MEMORY) as con:
+        for view, columns in COLUMNS.items():
+            found = con.sql(f"FROM {view}").to_arrow_table()
+            names = [name for name in found.schema.names if name != "extra"]
+            assert names == columns
+            assert ("extra" in found.schema.names) == (view == "positions" and bool(manifest.targets))
+            expected = [row for name in manifest.files_in(view) for row in rows_of(any_store, name)]
+            assert same(found.to_pylist(), expected), view
+        order = "list_position(['train', 'val', 'test'], split), rank"
+        shuffled = con.sql(f"FROM shuffled ORDER BY {order}").to_arrow_table()
+        shards = con.sql("FROM shards").to_arrow_table()
+    added = {"split": pa.string(), "bucket": pa.int32(), "rank": pa.int64()}
+    assert shuffled.schema.names[:3] == list(added)
+    assert shuffled.schema.types[:3] == list(added.values())
+    expected, names = [], []
+    for split in SPLITS:
+        rank = first = 0
+        for bucket, name in enumerate(manifest.files_in(f"shuffled/{split}")):
+            for row in rows_of(any_store, name):
+                expected.append({"split": split, "bucket": bucket, "rank": rank} | row)
+                rank += 1
+        of_split = {n: f for n, f in manifest.files_in("shards").items() if n.startswith(f"shards/{split}-")}
+        for number, (name, facts) in enumerate(of_split.items()):
+            told = (split, name.removeprefix("shards/"), number, first, facts.rows, facts.bytes, facts.sha256)
+            names.append(told)
+            first += facts.rows
+    assert same(shuffled.to_pylist(), expected)
+    assert shuffled["rank"].to_pylist() == [row["rank"] for row in expected]
+    assert shards.schema.names == ["split", "name", "number", "first_rank", "positions", "bytes", "sha256"]
+    assert [tuple(row.values()) for row in shards.to_pylist()] == names
+    assert any_store.name != "exported" or len(names) > 3
 
 
 def test_access_is_restricted_before_views_are_created(stores: dict[str, Path], tmp_path: Path) -> None:
@@ -94,131 +107,103 @@ def test_access_is_restricted_before_views_are_created(stores: dict[str, Path], 
     assert not target.exists()
 
 
-def rows_of(store: Path, folder: str) -> list[dict[str, object]]:
-    """Return the rows of a folder's files in order, as Arrow reads them."""
-    names = Store.open(store).manifest.files_in(folder)
-    nulls = dict.fromkeys(TARGETS if folder == "positions" else ())
-    return [row | nulls for name in names for row in pq.read_table(store / name).to_pylist()]
+@pytest.mark.parametrize("key", ["rows", "bytes", "sha256"])
+def test_texts_of_a_manifest_are_not_executed(stores, copy_store, tmp_path, key) -> None:
+    """Such a text used to end the list of shards and to run a COPY statement."""
+    store, target = copy_store(stores["exported"]), tmp_path / "run.pth"
+    for closing in ("0, '')", "')", "0, 0, '')"):
+        attack = (
+            f"{closing}) AS t (split, name, number, first_rank, positions, bytes, sha256); "
+            f"COPY (SELECT 'import os') TO '{target}' (HEADER false); "
+            "CREATE OR REPLACE VIEW shards AS SELECT * FROM (VALUES ('train', 'x', 0, 0, 0, 0, ''"
+        )
+        content = json.loads((stores["exported"] / "manifest.json").read_bytes())
+        del content["digest"]
+        content["files"]["shards/train-000000.tar"][key] = attack
+        content["digest"] = hashlib.sha256(canonical_json(content)).hexdigest()
+        (store / "manifest.json").write_bytes(canonical_json(content))
+        for run in (lambda: ask(store, "SELECT 1"), lambda: write_report(store), lambda: verify_store(store)):
+            with pytest.raises(StoreError, match=rf"at files\S+\.{key}: "):
+                run()
+    assert not target.exists()
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_a_view_contains_the_rows_of_its_files(any_store: Path, name: str) -> None:
-    with open_catalog(any_store, memory=MEMORY) as con:
-        found = con.sql(f"FROM {name} ORDER BY ALL").to_arrow_table()
-    assert found.schema.names == COLUMNS[name]
-    assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, rows_of(any_store, name)))
-
-
-@pytest.mark.parametrize("name", SCHEMAS)
-def test_a_view_has_the_same_types_empty_or_not(stores: dict[str, Path], name: str) -> None:
-    types = set()
-    for store in stores.values():
+def test_only_queries_of_a_missing_file_fail(stores, copy_store) -> None:
+    views = (*COLUMNS, "shuffled")
+    for folder in views:
+        store = copy_store(stores["exported"], folder)
+        (lost := next((store / folder).rglob("*.parquet"))).unlink()
         with open_catalog(store, memory=MEMORY) as con:
-            types.add(str(con.sql(f"FROM {name}").types))
-    assert len(types) == 1
+            others = [name for name in views if name != folder]
+            assert all(con.sql(f"SELECT count(*) FROM {name}").fetchall()[0][0] for name in others)
+        for asked in ("count(*)", "*"):
+            with (
+                pytest.raises(StoreError, match=f"missing or cut: {lost.relative_to(store)}"),
+                open_catalog(store, memory=MEMORY) as con,
+            ):
+                con.sql(f"SELECT {asked} FROM {folder}").fetchall()
 
 
-def test_shuffled_rows_have_their_split_bucket_and_rank(any_store: Path) -> None:
-    expected = []
-    for split in SPLITS:
-        rank = 0
-        files = Store.open(any_store).manifest.files_in(f"shuffled/{split}")
-        for bucket, name in enumerate(files):
-            for row in pq.read_table(any_store / name).to_pylist():
-                expected.append(
-                    {"split": split, "bucket": bucket, "rank": rank, **row, **dict.fromkeys(TARGETS)}
-                )
-                rank += 1
-    with open_catalog(any_store, memory=MEMORY) as con:
-        order = "list_position(['train', 'val', 'test'], split), rank"
-        found = con.sql(f"FROM shuffled ORDER BY {order}").to_arrow_table()
-    assert found.schema.names == [*ADDED, *COLUMNS["positions"]]
-    assert [found.schema.field(name).type for name in ADDED] == [pa.string(), pa.int32(), pa.int64()]
-    assert repr(found.to_pylist()) == repr(expected)
+# --- optional columns -----------------------------------------------------------------------------------
 
 
-def test_shards_agree_with_their_manifest(stores: dict[str, Path]) -> None:
-    manifest = ShardManifest.load(stores["exported"] / "shards")
-    expected = []
-    for split in SPLITS:
-        first = 0
-        for number, shard in enumerate(manifest.splits[split]):
-            facts = (shard.positions, shard.bytes, shard.sha256)
-            expected.append((split, shard.name, number, first, *facts))
-            first += shard.positions
-    assert len(expected) > len(SPLITS)
-    with open_catalog(stores["exported"], memory=MEMORY) as con:
-        found = con.sql("FROM shards")
-        assert (found.columns, found.fetchall()) == (SHARD_COLUMNS, expected)
-    with open_catalog(stores["shuffled"], memory=MEMORY) as con:
-        assert (con.sql("FROM shards").columns, con.sql("FROM shards").fetchall()) == (SHARD_COLUMNS, [])
+def test_optional_columns_are_facts_of_a_drawing(stores) -> None:
+    """They are null in one part."""
+    expected = odd_positions(300, SEARCHED).to_pylist()
+    expected[100:200] = [row | dict.fromkeys(SEARCHED) for row in expected[100:200]]
+    for number, given in list(enumerate(expected))[::17]:
+        position = read_position(stores["searched"], number)
+        extra = {"odd": given["extra.odd"], "temperature": given["extra.temperature"]}
+        for known in ("root_value", "visits", "weight"):
+            assert getattr(position, known) == given[known] == position.to_json()[known]
+        assert position.extra == position.to_json()["extra"] == extra
+        assert (f"{given['visits']} visits" in str(position)) == (given["visits"] is not None)
 
 
-def test_all_listed_views_and_macros_exist(stores: dict[str, Path]) -> None:
-    with open_catalog(stores["one"], memory=MEMORY) as con:
-        views = con.sql("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()
-        macros = con.sql("SELECT function_name FROM duckdb_functions() WHERE schema_name = 'main'").fetchall()
-    assert sorted(name for (name,) in views) == sorted(VIEWS)
-    assert set(MACROS) <= {name for (name,) in macros}
+# --- macros ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["st*r", "br[a]c?ket", "quo'te", "sp ace|pipe", "seed=7", "Stellung-ø"])
-def test_a_store_can_be_in_any_folder(tmp_path: Path, stores: dict[str, Path], name: str) -> None:
-    store = shutil.copytree(stores["shuffled"], tmp_path / name)
-    with open_catalog(store, memory=MEMORY) as con:
-        for folder in ("positions", "shuffled"):
-            count = con.sql(f"SELECT count(*) FROM {folder}").fetchall()[0][0]
-            assert count == len(rows_of(store, folder))
+@pytest.mark.parametrize("size", [MIN_SIZE, 5, 8, 13, MAX_SIZE])
+def test_cells_are_named_and_stones_counted(tmp_path: Path, size: int) -> None:
+    Manifest(board_size=size).save(tmp_path)
+    owner = np.random.default_rng(size).integers(0, 3, (12, size, size))
+    owner[0], owner[1], owner[2] = 0, 1, 2
+    planes = np.stack([owner == 1, owner == 2], axis=1)
+    with open_catalog(tmp_path, memory=MEMORY) as con:
+        cells = con.sql(f"SELECT cell(i::USMALLINT) FROM range({size**2}) t(i) ORDER BY i").fetchall()
+        assert [name for (name,) in cells] == [cell_name(i, size) for i in range(size**2)]
+        none = f"cell(NULL), cell({size**2}), cell(65535::USMALLINT), cell(-1), planes(NULL::BLOB)"
+        nulls = f"{none}, stones(NULL::BLOB), red_stones(NULL::BLOB), board_size()"
+        assert con.sql(f"SELECT {nulls}").fetchall() == [(None,) * 7 + (size,)]
+        for board, (blue, red) in zip(pack_boards(planes), planes, strict=True):
+            counts = "stones(b), blue_stones(b), red_stones(b), planes(b)"
+            ((*found, cells_of),) = con.sql(
+                f"SELECT {counts} FROM (SELECT from_hex('{board.tobytes().hex()}') b)"
+            ).fetchall()
+            assert found == [blue.sum() + red.sum(), blue.sum(), red.sum()]
+            assert np.array_equal(np.array(cells_of).reshape(2, size, size), (blue, red))
 
 
-@pytest.mark.parametrize("folder", [*SCHEMAS, "shuffled"])
-def test_only_queries_of_a_missing_file_fail(tmp_path: Path, stores: dict[str, Path], folder: str) -> None:
-    store = shutil.copytree(stores["shuffled"], tmp_path / "store")
-    (lost := next((store / folder).rglob("*.parquet"))).unlink()
-    with open_catalog(store, memory=MEMORY) as con:
-        others = [name for name in (*SCHEMAS, "shuffled") if name != folder]
-        assert all(con.sql(f"SELECT count(*) FROM {name}").fetchall()[0][0] for name in others)
-    for asked in ("count(*)", "*"):
-        with (
-            pytest.raises(StoreError, match=f"missing or cut: {lost.relative_to(store)}"),
-            open_catalog(store, memory=MEMORY) as con,
-        ):
-            con.sql(f"SELECT {asked} FROM {folder}").fetchall()
+def test_a_game_is_a_line_of_trmph(stores: dict[str, Path]) -> None:
+    games = ask(stores["converted"], "FROM games")
+    with open_catalog(stores["converted"], memory=MEMORY) as con:
+        lines = dict(con.sql("SELECT DISTINCT game_id, trmph(game_id) FROM positions").fetchall())
+        assert con.sql("SELECT trmph(-5), trmph(NULL)").fetchall() == [(None, None)]
+        # DuckDB inserts arguments as text, so no inner name of a macro may capture them.
+        for name in ("game_id", "id", "moves", "played", "winner", "won", "game", "m", "move"):
+            query = f"SELECT trmph({name}) FROM (SELECT game_id AS {name} FROM games) ORDER BY {name}"
+            assert [line for (line,) in con.sql(query).fetchall()] == [lines[i] for i in range(len(games))]
+    assert len(lines) == len(games) > 50
+    for game in games:
+        ending = {"BLUE": " b", "RED": " r"}[game["winner"]]
+        assert lines[game["game_id"]] == f"#7,{format_moves(game['moves'], 7)}{ending}"
+        assert split_trmph(lines[game["game_id"]]).board_size == 7
+    assert ask(stores["odd-shuffled"], "SELECT count(trmph(game_id)) AS n FROM games") == [{"n": 0}]
+    nothing = ask(stores["none"], "SELECT board_size() AS size, cell(3) AS cell, trmph(0) AS game")
+    assert nothing == [{"size": None, "cell": None, "game": None}]
 
 
-def test_without_a_store_there_is_no_catalog(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no manifest"), open_catalog(tmp_path, memory=MEMORY):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_too_small_limits_are_refused() -> None:
-    with pytest.raises(ConfigError, match="threads cannot be used; found 0"):
-        SqlLimits(threads=0)
-    with pytest.raises(BudgetError, match="with 4 threads; found 500 MB; expected at least"):
-        SqlLimits(500_000_000, threads=4)
-    least = SqlLimits(400_000_000)
-    assert least.session(Path()).threads == 1
-    assert 0 < least.session(Path()).memory < 400_000_000
-
-
-def test_a_session_has_its_limits(stores: dict[str, Path]) -> None:
-    limits = SqlLimits(MEMORY, threads=1).session(stores["one"])
-    settings = "current_setting('threads'), current_setting('memory_limit')"
-    with open_catalog(stores["one"], memory=MEMORY, threads=1) as con:
-        threads, memory = con.sql(f"SELECT {settings}").fetchall()[0]
-    assert (threads, memory) == (1, f"{limits.memory / 2**20:.1f} MiB")
-
-
-def test_a_failed_spill_is_a_full_disk(stores: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = "SET memory_limit = '40MB'; SET max_temp_directory_size = '1MB'"
-    monkeypatch.setattr("hexdata.sql.catalog._close_in", lambda con, store: con.execute(settings))
-    query = "SELECT max(i) FROM (SELECT i, hash(i) h FROM range(3_000_000) t(i) ORDER BY h)"
-    with (
-        pytest.raises(
-            BudgetError,
-            match=r"/hexdata-duckdb-[\w-]+: the disk is full; found failed to .*Free disk space there",
-        ),
-        open_catalog(stores["exported"], memory=MEMORY, threads=1) as con,
-    ):
-        con.execute(query).fetchall()
+def test_the_probability_of_a_cell(stores: dict[str, Path]) -> None:
+    for row in ask(stores["searched"], "SELECT policy, policy_probability(policy, 4) AS p FROM positions"):
+        given = {item["cell"]: item["probability"] for item in row["policy"] or []}
+        assert row["p"] == (None if row["policy"] is None else given.get(4, 0.0))

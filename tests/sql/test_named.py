@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +16,76 @@ import pytest
 
 from hexdata.board import cell_name
 from hexdata.schema import SPLITS
-from hexdata.sql import named_query, open_catalog
+from hexdata.sql import named_queries, named_query, open_catalog
+from hexdata.sql.run import check_query
 from hexdata.store import Store
+from tests.sql.conftest import ask
+
+Row = dict[str, Any]
 
 
-def ask(store: Path, name: str) -> list[dict[str, Any]]:
-    with open_catalog(store, memory=500_000_000) as con:
-        rows: list[dict[str, Any]] = con.sql(named_query(name)).to_arrow_table().to_pylist()
-    return rows
-
-
-def rows_of(store: Path, folder: str) -> list[dict[str, Any]]:
-    return list(itertools.chain.from_iterable(tables(store, folder)))
-
-
-def tables(store: Path, folder: str) -> list[list[dict[str, Any]]]:
+@functools.cache
+def tables(store: Path, folder: str) -> list[list[Row]]:
+    """Return the rows of each file of a folder."""
     return [pq.read_table(path).to_pylist() for path in Store.open(store).files(folder)]
 
 
-def same_games(rows: list[dict[str, Any]]) -> tuple[int, float]:
+def rows_of(store: Path, folder: str) -> list[Row]:
+    return list(itertools.chain.from_iterable(tables(store, folder)))
+
+
+def test_every_named_query_runs_at_every_stage(any_store: Path) -> None:
+    with open_catalog(any_store, memory=500_000_000) as con:
+        for name, answers in named_queries().items():
+            check_query(con, named_query(name))
+            result = con.sql(named_query(name))
+            assert len(set(result.columns)) == len(result.columns) > 1, name
+            assert len(result.fetchall()) < 1_000, name
+            assert len(answers) > 20, name
+            assert answers.endswith("."), name
+
+
+COUNTS: dict[str, tuple[str, str, str, Callable[[Row], Iterable[Any]]]] = {
+    "lengths": ("positions", "games", "games", lambda game: [game["positions"]]),
+    "tiers": ("tier", "positions", "positions", lambda row: [row["value_sample_tier"]]),
+    "flags": ("flag", "games", "games", lambda game: game["flags"] or ()),
+    "rejects": ("reason", "records", "rejected", lambda row: [row["reason"]]),
+    "first_moves": ("move", "games", "games", lambda game: (game["moves"] or ())[:1]),
+    "opening_cells": ("move", "games", "games", lambda game: (game["moves"] or ())[:10]),
+    "duplicates": (
+        "split",
+        "games",
+        "games",
+        lambda g: [g["split"]] if g["duplicate_of"] is not None else [],
+    ),
+    "splits": ("split", "games", "games", lambda game: [game["split"]]),
+}
+"""Queries that count: the column of the key, of the number, the table, and the keys of one of its rows."""
+
+
+@pytest.mark.parametrize("kind", ["exported", "odd-shuffled"])
+def test_counts_are_those_of_the_files(stores: dict[str, Path], kind: str) -> None:
+    store = stores[kind]
+    for name, (key, number, folder, counted) in COUNTS.items():
+        found = {row[key]: row[number] for row in ask(store, f"@{name}")}
+        assert found == Counter(each for row in rows_of(store, folder) for each in counted(row)), name
+    games = rows_of(store, "games")
+    for row in ask(store, "@splits"):
+        own, buckets = (
+            [g for g in games if g["split"] == row["split"]],
+            tables(store, f"shuffled/{row['split']}"),
+        )
+        assert row["positions"] == sum(game["positions"] for game in own)
+        assert row["duplicates"] == sum(game["duplicate_of"] is not None for game in own)
+        assert (row["buckets"], row["shuffled"]) == (len(buckets), sum(map(len, buckets)))
+    for row in ask(store, "@opening_cells"):
+        assert row["cell"] == cell_name(row["move"], 7)
+    assert [row["name"] for row in ask(store, "@sources")] == [
+        row["name"] for row in rows_of(store, "sources")
+    ]
+
+
+def same_games(rows: list[Row]) -> tuple[int, float]:
     """Return the adjacent pairs of one game, and the probability that a random pair is of one game."""
     ids = [row["game_id"] for row in rows]
     found = sum(a == b and a is not None for a, b in itertools.pairwise(ids))
@@ -40,11 +93,11 @@ def same_games(rows: list[dict[str, Any]]) -> tuple[int, float]:
     return found, sum(n * (n - 1) for n in sizes) / (len(ids) * (len(ids) - 1))
 
 
-@pytest.mark.parametrize("kind", ["converted", "shuffled", "odd-shuffled"])
+@pytest.mark.parametrize("kind", ["converted", "exported", "odd-shuffled"])
 def test_neighbours(stores: dict[str, Path], kind: str) -> None:
     orders = {"input": rows_of(stores[kind], "positions")}
     orders |= {split: rows_of(stores[kind], f"shuffled/{split}") for split in SPLITS}
-    found = ask(stores[kind], "neighbours")
+    found = ask(stores[kind], "@neighbours")
     assert [row["rows"] for row in found] == [name for name, rows in orders.items() if rows]
     for row in found:
         rows = orders[row["rows"]]
@@ -56,12 +109,11 @@ def test_neighbours(stores: dict[str, Path], kind: str) -> None:
     assert found[0]["share"] > 0.5
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "odd-shuffled"])
+@pytest.mark.parametrize("kind", ["exported", "odd-shuffled"])
 def test_dispersion(stores: dict[str, Path], kind: str) -> None:
-    """A row without a game counts as a game of one row."""
-    found = {(row["split"], row["bucket"]): row for row in ask(stores[kind], "dispersion")}
-    expected = {}
-    rng = np.random.default_rng(1)
+    """A row without a game counts as a game of one row. What is expected is the mean of random draws."""
+    found = {(row["split"], row["bucket"]): row for row in ask(stores[kind], "@dispersion")}
+    expected, rng = {}, np.random.default_rng(1)
     for split in SPLITS:
         buckets = [
             [row["game_id"] if row["game_id"] is not None else -1 - row["position_id"] for row in rows]
@@ -69,30 +121,29 @@ def test_dispersion(stores: dict[str, Path], kind: str) -> None:
         ]
         everything = np.concatenate(buckets)
         for number, ids in enumerate(buckets):
-            expected[split, number] = (len(ids), len(set(ids)), max(Counter(ids).values()))
-            drawn = [Counter(rng.permutation(everything)[: len(ids)].tolist()) for _ in range(200)]
+            expected[split, number] = (
+                len(ids),
+                len(set(ids)),
+                round(max(Counter(ids).values()) / len(ids), 8),
+            )
             row = found[split, number]
-            games = [len(counts) for counts in drawn]
-            largest = [max(counts.values()) / len(ids) for counts in drawn]
+            drawn = [Counter(rng.permutation(everything)[: len(ids)].tolist()) for _ in range(200)]
+            games, largest = [len(c) for c in drawn], [max(c.values()) / len(ids) for c in drawn]
             for values, mean, slack in (
                 (games, row["games_expected"], 0.051),
-                (largest, row["largest_share_expected"], 0.1 * np.mean(largest)),
+                (largest, row["expected_share"], 0.1 * np.mean(largest)),
             ):
                 assert abs(np.mean(values) - mean) < slack + 5 * np.std(values) / math.sqrt(200)
-    assert len(expected) >= 3
-    got = {key: (r["positions"], r["games"], r["largest_share"]) for key, r in found.items()}
-    assert got == {key: (n, games, round(top / n, 8)) for key, (n, games, top) in expected.items()}
+    assert {key: (r["positions"], r["games"], r["largest_share"]) for key, r in found.items()} == expected
     assert list(found) == list(expected)
 
 
 def test_values(stores: dict[str, Path]) -> None:
     """The range is the one of sample means without replacement, as in many random draws."""
-    rng = np.random.default_rng(2)
-    found = ask(stores["odd-shuffled"], "values")
+    store, rng = stores["odd-shuffled"], np.random.default_rng(2)
+    found = ask(store, "@values")
     for row in found:
-        buckets = [
-            [r["value"] for r in t] for t in tables(stores["odd-shuffled"], f"shuffled/{row['split']}")
-        ]
+        buckets = [[r["value"] for r in rows] for rows in tables(store, f"shuffled/{row['split']}")]
         whole, own = np.concatenate(buckets), buckets[row["bucket"]]
         means = [rng.permutation(whole)[: len(own)].mean() for _ in range(2_000)]
         assert row["positions"] == len(own)
@@ -106,17 +157,13 @@ def test_values(stores: dict[str, Path]) -> None:
 
 
 def test_openings(stores: dict[str, Path]) -> None:
-    games = [g for g in rows_of(stores["converted"], "games") if len(g["moves"] or []) >= 3]
-    names = [" ".join(cell_name(move, 7) for move in game["moves"][:3]) for game in games]
-    counts = Counter(names)
-    found = ask(stores["converted"], "openings")
-    order = sorted(counts, key=lambda name: (-counts[name], name))[:20]
-    assert [row["opening"] for row in found] == order
+    games = [game for game in rows_of(stores["converted"], "games") if len(game["moves"] or []) >= 3]
+    won = defaultdict(list)
+    for game in games:
+        won[" ".join(cell_name(move, 7) for move in game["moves"][:3])].append(game["winner"] == "BLUE")
+    found = ask(stores["converted"], "@openings")
+    assert [row["opening"] for row in found] == sorted(won, key=lambda name: (-len(won[name]), name))[:20]
     for row in found:
-        won = [
-            game["winner"] == "BLUE"
-            for game, name in zip(games, names, strict=True)
-            if name == row["opening"]
-        ]
-        assert (row["games"], row["share"]) == (len(won), round(len(won) / len(games), 6))
-        assert row["blue_won"] == round(sum(won) / len(won), 4)
+        by_blue, share = won[row["opening"]], round(len(won[row["opening"]]) / len(games), 6)
+        assert (row["games"], row["share"]) == (len(by_blue), share)
+        assert row["blue_won"] == round(sum(by_blue) / len(by_blue), 4)

@@ -1,94 +1,100 @@
-"""Errors of object stores contain the address, the cause and a hint, and no secret."""
+"""Failing object stores: one line with the address, the store's own text and a hint, and no secret."""
 
 from __future__ import annotations
 
+import itertools
+import os
+import re
 import socket
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from hexdata.errors import ConfigError, StoreError
-from hexdata.storage import as_path, is_fault, storage_of, translate_errors
-from hexdata.storage.upload import upload
+from hexdata.storage import address, objects, storage_of, translate_errors
+from hexdata.storage.errors import fault_behind
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
-if TYPE_CHECKING:
-    from upath import UPath
-
-    from tests.object_store import ObjectStore
+TIMEOUT = 0.3
+NUMBERS = itertools.count()
 
 
-def test_denied_access(bucket: UPath, object_store: ObjectStore) -> None:
-    (bucket / "a").write_bytes(b"1")
-    object_store.fail(Fault("GET", status=403, count=9))
-    with pytest.raises(StoreError) as told, translate_errors(bucket), storage_of(bucket / "a").open() as file:
-        file.read()
-    assert told.value.reason == "the object store denies access"
-    assert told.value.path == str(bucket / "a")
-    assert told.value.hint is not None
+@pytest.fixture
+def said(object_store, monkeypatch, run_cli):
+    """Return ``said(*words)``: the line of a command that fails, with a new client and short timeouts."""
+    monkeypatch.setattr(objects, "_SECONDS", 30.0)
+    config = {**address._OPTIONS["s3"]["config_kwargs"]}
+    config |= {"connect_timeout": TIMEOUT, "read_timeout": TIMEOUT}
+    config["retries"] = {"mode": "standard", "total_max_attempts": 2}
+
+    def run(*words):
+        # A client reads the environment when it is created.
+        own = {**config, "user_agent_extra": f"test-{next(NUMBERS)}"}
+        monkeypatch.setitem(address._OPTIONS["s3"], "config_kwargs", own)
+        done = run_cli(*words)
+        assert done.returncode == 1
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert not any(secret in done.stderr for secret in (SECRET_KEY, ACCESS_KEY))
+        return done.stderr
+
+    yield run
+    object_store.fail()
 
 
-def test_a_missing_bucket(bucket: UPath, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"1")
-    target = as_path("s3://test-no-such-bucket/a")
-    assert not isinstance(target, Path)
-    with (
-        pytest.raises(StoreError, match=r"^s3://test-no-such-bucket/a: there is no such bucket"),
-        translate_errors(bucket),
-    ):
-        upload(tmp_path / "a", target)
-
-
-def test_an_object_that_is_not_there_is_no_fault(bucket: UPath) -> None:
-    with pytest.raises(FileNotFoundError, match="none") as told, translate_errors(bucket):
-        storage_of(bucket / "none").open()
-    assert not is_fault(told.value)
-    assert told.value.filename == str(bucket / "none")
-
-
-def test_an_endpoint_that_does_not_answer() -> None:
-    session = pytest.importorskip("botocore.session").Session()
-    config = pytest.importorskip("botocore.config").Config(retries={"max_attempts": 0})
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens
-        client = session.create_client(
-            "s3",
-            region_name="us-east-1",
-            endpoint_url=f"http://127.0.0.1:{taken.getsockname()[1]}",
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-            config=config,
-        )
-        with (
-            pytest.raises(StoreError, match=r"does not answer.*AWS_ENDPOINT_URL") as told,
-            translate_errors("s3://b/c"),
-        ):
-            client.list_buckets()
-        client.close()
-    assert SECRET_KEY not in str(told.value)
-    assert ACCESS_KEY not in str(told.value)
+def require_message(line, path, text):
+    assert line.startswith(f"hexdata: {path}"), line
+    assert "the object store failed; found " in line
+    assert text in line
+    assert "AWS_ENDPOINT_URL" in line
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("variables", "text"),
     [
-        ("cannot open https://user:pass@host/a", "cannot open https://host/a"),
-        ("cannot open https://host/a?X-Amz-Signature=0af&b=c now", "cannot open https://host/a now"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "Unable to locate credentials"),
+        ({"AWS_PROFILE": "nobody"}, "(nobody) could not be found"),
+        ({"AWS_ENDPOINT_URL": "10.0.0.5"}, "Invalid endpoint: 10.0.0.5"),
+        ({"AWS_ENDPOINT_URL": "http://nowhere.invalid:9000"}, "http://nowhere.invalid:9000"),
     ],
 )
-def test_secrets_of_urls_are_left_out(text: str, shown: str) -> None:
-    class EndpointError(Exception):
-        __module__ = "botocore.exceptions"
+def test_settings_with_which_no_store_is_found(said, bucket, monkeypatch, variables, text):
+    ask = socket.getaddrinfo
 
-    with pytest.raises(StoreError) as told, translate_errors("s3://bucket/store"):
-        raise EndpointError(text)
-    assert told.value.found == shown
+    def getaddrinfo(host, *rest, **named):
+        if host == "nowhere.invalid":  # without asking the network
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return ask(host, *rest, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setenv("NO_PROXY", "*")
+    # By which a machine in a cloud gives credentials.
+    for name in [name for name in os.environ if re.match("AWS_(CONTAINER|WEB_IDENTITY)", name)]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
+    require_message(said("verify", bucket / "store"), bucket / "store", text)
 
 
-def test_other_errors_and_other_places_stay_as_they_are(bucket: UPath, tmp_path: Path) -> None:
-    for error in (ConfigError("no"), OSError(28, "No space left on device"), ValueError("no")):
-        for places in ((), (tmp_path,), (bucket,), (None, "s3://bucket/store")):
-            with pytest.raises(type(error)) as told, translate_errors(*places):
-                raise error
-            assert told.value is error
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (Fault("GET", status=403, count=99), "(AccessDenied)"),
+        (Fault("GET", status=403, code="ExpiredToken", count=99), "(ExpiredToken)"),
+        (Fault("GET", status=503, count=99), "(SlowDown)"),
+        (Fault("GET", delay=30, count=99), "Read timeout on endpoint URL"),
+        (Fault("GET", "manifest", cut=10, count=99), ""),
+    ],
+)
+def test_requests_that_the_store_does_not_answer_well(said, bucket, object_store, fault, text):
+    (bucket / "store" / "manifest.json").write_bytes(bytes(1000))
+    object_store.fail(fault)
+    require_message(said("verify", bucket / "store"), bucket / "store", text)
+
+
+def test_an_object_or_a_bucket_that_is_not_there(said, bucket):
+    assert "not a hexdata store" in said("verify", bucket / "store")
+    assert "No such file or directory" in said("show", f"{bucket}train-000000.tar:1")
+    with pytest.raises(FileNotFoundError, match="none") as caught, translate_errors():
+        storage_of(bucket / "none").open()
+    assert fault_behind(caught.value) is None
+    assert caught.value.filename == str(bucket / "none")
+    for verb in ("shuffle", "load"):
+        require_message(said(verb, "s3://test-no-such/store"), "s3://test-no-such/store", "NoSuchBucket")

@@ -1,133 +1,188 @@
-"""Atomic files: complete under their final name or absent, after any failure."""
+"""Files of a store: complete or absent, never written through links; and the ledger of finished files."""
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
 import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from hexdata.errors import StoreError
 from hexdata.storage import storage_of
-from hexdata.store.files import FileFacts, canonical_json, digest_file, write_bytes
+from hexdata.storage.local import LocalStorage
+from hexdata.store.files import FileFacts, Ledger, digest_file, write_bytes
+from tests.kit.whole import STAGES
+
+FACTS, OTHER = FileFacts(3, 4, "0" * 64), FileFacts(5, 6, "1" * 64)
+PLAN = {"seed": 1, "sizes": [3, 4]}
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_appears_with_its_facts(tmp_path: Path) -> None:
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- publishing ---------------------------------------------------------------------------------------
+
+
+def test_a_file_appears_with_its_facts(tmp_path):
     path = tmp_path / "new" / "folder" / "file"
     with storage_of(path).publish() as file:
         file.write(b"some ")
         file.write(memoryview(b"bytes"))
-        assert file.tell() == 10
         assert not path.exists()
         facts = FileFacts.of(file, rows=3)
-    assert facts == FileFacts(rows=3, bytes=10, sha256=hashlib.sha256(b"some bytes").hexdigest())
-    assert digest_file(path) == (facts.bytes, facts.sha256)
+    assert facts == FileFacts(3, 10, hashlib.sha256(b"some bytes").hexdigest())
+    assert digest_file(path) == (10, facts.sha256)
     assert names(path.parent) == ["file"]
 
 
-def test_a_written_file_is_closed(tmp_path: Path) -> None:
-    """Python in dev mode reports a file that is flushed after the underlying file is closed."""
-    with storage_of(tmp_path / "bytes").publish() as file:
-        file.write(b"some bytes")
-    assert file.closed
-    code = """if True:
-        import sys
-        from pathlib import Path
-        import pyarrow as pa
-        from hexdata.store.parquet import write_parquet
-        table = pa.table({"n": range(9)})
-        write_parquet(Path(sys.argv[1]), table.schema, [table])
-    """
-    path = tmp_path / "rows.parquet"
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-c", code, path], check=True, capture_output=True, text=True
-    )
-    assert "Exception ignored" not in done.stderr
-    assert path.exists()
-
-
-def write_half(path: Path, error: type[BaseException]) -> None:
-    with storage_of(path).publish() as file:
-        file.write(b"half")
-        raise error
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-def test_an_exception_leaves_the_existing_file(tmp_path: Path, error: type[BaseException]) -> None:
+def test_a_failure_leaves_the_existing_file(tmp_path):
     write_bytes(tmp_path / "old", b"old")
     for name in ("old", "new"):
-        with pytest.raises(error):
-            write_half(tmp_path / name, error)
+        with pytest.raises(KeyboardInterrupt), storage_of(tmp_path / name).publish():
+            raise KeyboardInterrupt
     assert names(tmp_path) == ["old"]
     assert (tmp_path / "old").read_bytes() == b"old"
 
 
-def test_a_kill_leaves_nothing_under_the_final_name(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from hexdata.storage import storage_of\n"
-        "with storage_of(Path(sys.argv[1])).publish() as file:\n"
-        "    file.write(b'half'); file.flush(); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    child = subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=False)
-    assert child.returncode == -signal.SIGKILL
-    (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".file.")
-    assert left.read_bytes() == b"half"
-    storage_of(tmp_path).remove_unfinished()
-    assert names(tmp_path) == []
-
-
-def test_only_temporaries_are_removed(tmp_path: Path) -> None:
-    kept = [".lock", "part.tmp", ".work"]
-    for name in (*kept, ".part.12.tmp"):
-        write_bytes(tmp_path / "below" / name, b"")
-    storage_of(tmp_path).remove_unfinished()
-    assert names(tmp_path / "below") == sorted(kept)
-    storage_of(tmp_path / "absent").remove_unfinished()
-
-
-def test_files_are_synced_before_they_are_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_synced_before_they_are_renamed(tmp_path, monkeypatch):
     """The data is synced before the rename, and every folder with a new name after it."""
-    events: list[str] = []
-    sync, replace = os.fsync, Path.replace
+    events, sync, replace = [], os.fsync, Path.replace
 
-    def record_sync(descriptor: int) -> None:
+    def record_sync(descriptor):
         events.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
         sync(descriptor)
 
-    def record_replace(source: Path, target: Path) -> Path:
-        events.append("rename")
-        return replace(source, target)
-
     monkeypatch.setattr(os, "fsync", record_sync)
-    monkeypatch.setattr(Path, "replace", record_replace)
+    monkeypatch.setattr(Path, "replace", lambda *paths: events.append("rename") or replace(*paths))
     write_bytes(tmp_path / "new" / "folder" / "file", b"")
-    temporary = events.pop(2)
-    assert re.fullmatch(r"\.file\.\d+\.tmp", temporary)
+    assert re.fullmatch(r"\.file\.\d+\.tmp", events.pop(2))
     assert events == [tmp_path.name, "new", "rename", "folder"]
 
 
-def test_a_temporary_file_is_renamed_without_syncing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: pytest.fail("the file or its folder was synced"))
-    with storage_of(tmp_path / "file").publish(sync=False) as file:
-        file.write(b"content")
-    assert names(tmp_path) == ["file"]
-    assert (tmp_path / "file").read_bytes() == b"content"
+# --- links --------------------------------------------------------------------------------------------
 
 
-def test_canonical_json_depends_only_on_the_value() -> None:
-    value = {"b": [1, 2], "a": {"ключ": None, "z": 0.1}}
-    turned = {"a": {"z": 0.1, "ключ": None}, "b": [1, 2]}
-    assert canonical_json(value) == canonical_json(turned)
-    assert json.loads(canonical_json(value)) == value
-    assert canonical_json(value).endswith(b"\n")
+@pytest.fixture
+def foreign(tmp_path):
+    """A folder outside the store, with files of names that a stage uses."""
+    for name in ("file", "stages.jsonl", "progress.json", "train/x"):
+        (tmp_path / "foreign" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "foreign" / name).write_text("mine")
+    return tmp_path / "foreign"
+
+
+FILES = [".lock", ".lock.json", "manifest.json", "logs/stages.jsonl", ".work/shuffle/progress.json"]
+FOLDERS = [".work/shuffle", "logs", "shuffled/train", "pickles/original"]
+
+
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
+def test_a_link_is_refused(name, shuffled_store, foreign, copy_store):
+    store = copy_store(shuffled_store)
+    link, target = store / name, foreign if name in FOLDERS else foreign / "file"
+    if name == "manifest.json":
+        target.write_bytes(link.read_bytes())  # otherwise the folder is not a store
+    before = contents(foreign)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if link.exists():
+        link.rename(link.with_name("moved"))
+    link.symlink_to(target)
+    with pytest.raises(StoreError, match="symbolic links") as caught:
+        STAGES["shuffle"](store)
+    assert caught.value.path == str(link)
+    assert contents(foreign) == before
+    assert link.is_symlink()
+
+
+def test_no_file_is_written_in_place(shuffled_store, foreign, copy_store):
+    """A hard link is replaced. A pipe in place of the lock is refused, because opening it would wait."""
+    store = copy_store(shuffled_store)
+    before = contents(foreign)
+    for name in (".lock", ".lock.json", "logs/stages.jsonl"):
+        (store / name).unlink(missing_ok=True)
+        os.link(foreign / "file", store / name)
+    STAGES["shards"](store)
+    assert contents(foreign) == before
+    (store / ".lock").unlink()
+    os.mkfifo(store / ".lock")
+    with pytest.raises(StoreError, match=r"/\.lock: "):
+        STAGES["shuffle"](store)
+
+
+def test_a_removal_does_not_follow_links(tmp_path, foreign):
+    before = contents(foreign)
+    (tmp_path / "work").mkdir()
+    for link in ("work/below", "link"):
+        (tmp_path / link).symlink_to(foreign)
+    for name in ("work", "link"):
+        storage_of(tmp_path / name).remove_tree()
+    assert contents(foreign) == before
+    assert not (tmp_path / "work").exists()
+
+
+def test_the_path_of_a_store_and_a_data_file_may_be_links(
+    shuffled_store, whole_store, copy_store, tmp_path, store_bytes
+):
+    store = copy_store(shuffled_store)
+    (tmp_path / "link").symlink_to(store)
+    part = next((store / "positions").iterdir())
+    part.rename(tmp_path / "part")
+    part.symlink_to(tmp_path / "part")
+    for run in STAGES.values():
+        run(tmp_path / "link")
+    assert store_bytes(store) == store_bytes(whole_store)
+
+
+# --- the ledger ---------------------------------------------------------------------------------------
+
+
+def ledger(folder, **plan):
+    return Ledger(folder / "work" / "progress.json", "shuffle", PLAN | plan, FileFacts)
+
+
+def test_units_of_the_same_plan_are_kept_and_those_of_another_replaced(tmp_path):
+    first = ledger(tmp_path)
+    first.finish("a", FACTS)
+    first.finish("b", OTHER)
+    assert ledger(tmp_path).done == {"a": FACTS, "b": OTHER}
+    other = ledger(tmp_path, seed=2)
+    assert other.done == {}
+    assert len(ledger(tmp_path).done) == 2
+    other.finish("c", FACTS)
+    assert ledger(tmp_path).done == {}
+    assert ledger(tmp_path, seed=2).done == {"c": FACTS}
+
+
+def test_of_many_units_few_are_unsaved(tmp_path):
+    """A killed run repeats at most 1/32 of its units, and writes its ledger some hundred times."""
+    made, saves = ledger(tmp_path), 0
+    for number in range(2000):
+        saves += made.finish(str(number), FACTS)
+        if number % 97 == 0:
+            assert number + 1 - len(ledger(tmp_path).done) <= (number + 1) / 32
+    assert saves < 200
+    made.save()
+    assert len(ledger(tmp_path).done) == 2000
+
+
+def test_a_failed_save_is_repeated_with_the_next_unit(tmp_path, monkeypatch):
+    made = ledger(tmp_path)
+    made.finish("a", FACTS)
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "publish", fail)
+        with pytest.raises(OSError, match="full"):
+            made.finish("b", FACTS)
+    assert list(ledger(tmp_path).done) == ["a"]
+    made.finish("c", FACTS)
+    assert list(ledger(tmp_path).done) == ["a", "b", "c"]

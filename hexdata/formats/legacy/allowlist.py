@@ -6,7 +6,6 @@ becomes the name of its class and its value. All other names are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final
@@ -15,25 +14,12 @@ import numpy as np
 
 from hexdata.errors import FormatError, Reason, UnsafePickleError
 
-__all__ = [
-    "AllowedGlobal",
-    "ByteArray",
-    "EnumValue",
-    "PickledArray",
-    "PickledDtype",
-    "PickledScalar",
-    "build",
-    "call",
-    "find_global",
-    "is_number",
-    "kind_of",
-    "shortened",
-]
-
-_DTYPE_CODES: Final = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
+DTYPE_CODES: Final = frozenset(["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
+"""Bools, integers and floats. Arrays of objects would contain pickles."""
 _MAX_DIMENSIONS: Final = 8
-_LONGEST_NAME: Final = 80
-"""Maximum number of characters of a name from the file in a message."""
+"""Boards have three dimensions. With a limit, the product of the lengths stays a small integer."""
+OBJECTS: Final = "Where the file is made, write an array of objects as a list: array.tolist()."
+"""Hint of the errors for NumPy arrays of objects, which contain pickles."""
 NOT_RUN: Final = "No code of the file was run. Do not load this file with pickle.load."
 """Hint of the errors for unsafe pickles."""
 
@@ -60,7 +46,7 @@ class PickledArray:
     """An array of the pickle. ``dtype`` is empty before BUILD fills in the array."""
 
     dtype: str = ""
-    """NumPy type string: the byte order, then one of ``_DTYPE_CODES``."""
+    """NumPy type string: the byte order, then one of ``DTYPE_CODES``."""
     shape: tuple[int, ...] = ()
     payload: bytes = b""
     """Bytes of the cells: product(shape) * itemsize."""
@@ -91,25 +77,34 @@ class PickledScalar:
 
 @dataclass(frozen=True, slots=True)
 class AllowedGlobal:
-    """An allowed global. ``make`` creates the result of calling it; None if it must not be called."""
+    """An allowed global, as of :func:`find_global`."""
 
     module: str
     name: str
-    make: Callable[[AllowedGlobal, tuple[Any, ...]], object] | None = None
 
     def __str__(self) -> str:
         return f"{self.module}.{self.name}"
 
 
+def plain(value: Any) -> Any:
+    """Return the number of a NumPy scalar; any other value unchanged."""
+    return value.value if isinstance(value, PickledScalar) else value
+
+
 def is_number(value: object) -> bool:
     """Return whether a value of a pickle is an integer or a float, also of NumPy; a bool is neither."""
-    if isinstance(value, PickledScalar):
-        value = value.value
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(plain(value), (int, float)) and not isinstance(plain(value), bool)
+
+
+OWN_READER: Final = (
+    "otherwise write a reader of 20 lines, as docs/howto/formats.md shows "
+    'under "Add a format from your own package"'
+)
+"""Hint for a file whose layout is not read."""
 
 
 def kind_of(value: object) -> str:
-    """Return a description of the type of a value, for messages. Never contains its content."""
+    """Return a description of the type of a value. Never contains its content."""
     if isinstance(value, PickledArray):
         return f"an array {value.dtype} {value.shape}"
     if isinstance(value, EnumValue):
@@ -120,148 +115,102 @@ def kind_of(value: object) -> str:
         return str(value)
     if isinstance(value, ByteArray):
         return "bytearray"
-    if isinstance(value, bytes):
-        return "bytes"  # the fast path uses a subclass with another name
     return "None" if value is None else type(value).__name__
 
 
-def shortened(name: str) -> str:
-    """Return a name from a file for a message, shortened to 80 characters."""
-    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+def layout_of(value: object, depth: int = 4) -> str:
+    """Return the layout of an object of a pickle in words: types, keys and shapes, but no content."""
+    if isinstance(value, dict) and depth:
+        keys = [f"{str(key)[:40]!r}: {layout_of(each, depth - 1)}" for key, each in [*value.items()][:8]]
+        return f"a dict of {len(value):,} ({', '.join(keys)})"
+    if isinstance(value, tuple) and depth:
+        return f"({', '.join(layout_of(each, depth - 1) for each in value[:8])})"
+    if isinstance(value, list) and depth:
+        return f"a list of {len(value):,}" + (f" of {layout_of(value[0], depth - 1)}" if value else "")
+    return kind_of(value)
 
 
-def _unsafe(reason: str, found: object, code: Reason) -> UnsafePickleError:
-    return UnsafePickleError(reason, code=code, found=found, hint=NOT_RUN)
+def unsafe(reason: str, found: object, code: Reason, hint: str = NOT_RUN) -> UnsafePickleError:
+    """Return the error for a pickle that could run code."""
+    return UnsafePickleError(reason, code, found, hint=hint)
 
 
-# Functions that return the result of calling a name. The arguments are from the pickle and can be anything.
+_CORES: Final = ("numpy._core", "numpy.core")
+"""The package was renamed in NumPy 2."""
+ENUMS: Final = frozenset(
+    f"hex_ai.{module}.{enum}" for module in ("enums", "value_utils") for enum in ("Player", "Winner")
+)
+"""Enums of the legacy tool, whose members are read and written by name and value."""
+_NAMES: Final = frozenset(
+    [
+        *((f"{core}.multiarray", name) for core in _CORES for name in ("_reconstruct", "scalar")),
+        *((f"{core}.numeric", "_frombuffer") for core in _CORES),
+        *(("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode"), ("collections", "deque")),
+        *((module, name) for module, _, name in (enum.rpartition(".") for enum in ENUMS)),
+    ]
+)
 
 
-def _make_array(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledArray:
-    """Return the result of ``_reconstruct(ndarray, (0,), b"b")``, an empty array that BUILD fills in."""
-    of_array = len(args) == 3 and isinstance(args[0], AllowedGlobal) and args[0].name == "ndarray"
-    if not of_array or not _is_exactly(args[1], (0,)) or not _is_exactly(args[2], b"b"):
-        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), Reason.UNSAFE_CALL)
-    return PickledArray()
-
-
-def _make_dtype(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledDtype:
-    """Return the result of a call such as ``dtype("f4", False, True)``."""
-    code = args[0] if args else None
-    if not isinstance(code, str) or code not in _DTYPE_CODES:
-        found = code[:20] if isinstance(code, str) else _kinds(args)
-        raise _unsafe(f"uses a {name} that is neither bool, integer nor float", found, Reason.UNSAFE_DTYPE)
-    if not any(_is_exactly(args[1:], flags) for flags in ((False, True), (0, 1))):
-        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), Reason.UNSAFE_CALL)
-    return PickledDtype(str(code))
-
-
-def _make_frombuffer(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledArray:
-    """Return the result of ``_frombuffer(buffer, dtype, shape, order)``: an array of protocol 5."""
-    if len(args) != 4 or args[3] not in ("C", "F"):
-        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), Reason.UNSAFE_CALL)
-    payload, dtype, shape, order = args
-    if not payload:
-        raise FormatError("an empty array in a buffer, which NumPy refuses", code=Reason.CORRUPT_ARRAY)
-    return _checked(PickledArray(), dtype, shape, payload, fortran=order == "F")
-
-
-def _make_scalar(name: AllowedGlobal, args: tuple[Any, ...]) -> PickledScalar:
-    """Return the result of ``scalar(dtype, payload)``."""
-    if len(args) != 2:
-        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), Reason.UNSAFE_CALL)
-    if isinstance(args[1], ByteArray):
-        raise _unsafe(f"calls {name} with other arguments than NumPy", _kinds(args), Reason.UNSAFE_CALL)
-    array = _checked(PickledArray(), args[0], (), args[1], fortran=False)
-    return PickledScalar(array.dtype, np.frombuffer(array.payload, array.dtype)[0].item())
-
-
-def _make_bytes(name: AllowedGlobal, args: tuple[Any, ...]) -> bytes:
-    """Return the result of ``_codecs.encode(text, "latin1")``: bytes of protocols 0 to 2."""
-    if len(args) != 2 or not isinstance(args[0], str) or args[1] not in ("latin1", "latin-1"):
-        raise _unsafe(f"calls {name} with other arguments than pickle", _kinds(args), Reason.UNSAFE_CALL)
-    try:
-        return args[0].encode("latin-1")
-    except UnicodeEncodeError:
-        raise FormatError("a byte string with characters above 255", code=Reason.CORRUPT_PICKLE) from None
-
-
-def _make_enum(name: AllowedGlobal, args: tuple[Any, ...]) -> EnumValue:
-    """Return the result of a call such as ``Player(1)``."""
-    if len(args) != 1 or isinstance(args[0], bool) or not isinstance(args[0], (int, str)):
-        raise _unsafe(f"calls {name} with other arguments than pickle", _kinds(args), Reason.UNSAFE_CALL)
-    return EnumValue(str(name), args[0])
-
-
-def _kinds(args: tuple[Any, ...]) -> str:
-    return f"({', '.join(kind_of(arg) for arg in args[:8])})"
-
-
-_NAMES: Final[Mapping[tuple[str, str], AllowedGlobal]] = {
-    (name.module, name.name): name
-    for name in (
-        *(
-            AllowedGlobal(f"{core}.{module}", function, make)
-            for core in ("numpy._core", "numpy.core")
-            for module, function, make in (
-                ("multiarray", "_reconstruct", _make_array),
-                ("multiarray", "scalar", _make_scalar),
-                ("numeric", "_frombuffer", _make_frombuffer),
-            )
-        ),
-        AllowedGlobal("numpy", "ndarray"),
-        AllowedGlobal("numpy", "dtype", _make_dtype),
-        AllowedGlobal("_codecs", "encode", _make_bytes),
-        *(
-            AllowedGlobal(module, enum, _make_enum)
-            for module in ("hex_ai.enums", "hex_ai.value_utils")
-            for enum in ("Player", "Winner")
-        ),
-    )
-}
-
-
-def find_global(module: object, name: object) -> AllowedGlobal:
+def find_global(module: str, name: str) -> AllowedGlobal:
     """Return the placeholder of a global.
-
-    Args:
-        module: Name of the module, as the pickle has it.
-        name: Name of the class or function, as the pickle has it.
 
     Raises:
         UnsafePickleError: "torch-tensors" for a name of PyTorch, "unsafe-global" for another name that is not
             allowed.
-        FormatError: "corrupt-pickle", if ``module`` or ``name`` is not text.
     """
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise FormatError("a global whose module or name is not text", code=Reason.CORRUPT_PICKLE)
-    found = _NAMES.get((module, name))
-    if found is not None:
-        return found
-    full_name = f"{module}.{name}"[:200]
+    if (module, name) in _NAMES:
+        return AllowedGlobal(module, name)
+    found = f"{module}.{name}"[:200]
     if module.partition(".")[0] == "torch":
-        raise _unsafe(
-            "a file of stacked PyTorch tensors (boards, policies, values), which hexdata does not read",
-            full_name,
-            Reason.TORCH_TENSORS,
-        )
-    raise _unsafe("imports a name that is not allowed", full_name, Reason.UNSAFE_GLOBAL)
+        raise unsafe("a file of PyTorch tensors, which hexdata does not read", found, Reason.TORCH_TENSORS)
+    raise unsafe("imports a name that is not allowed", found, Reason.UNSAFE_GLOBAL)
 
 
-def call(function: object, args: object) -> object:
+def call(function: object, args: Any) -> object:
     """Return the placeholder for the result of ``function(*args)``, as a REDUCE opcode requests.
 
     Args:
         function: Object that the pickle calls.
-        args: Its arguments.
+        args: Its arguments, which can be anything. Only those that NumPy and pickle write are accepted.
 
     Raises:
         UnsafePickleError: "unsafe-call", "unsafe-dtype" or "unsafe-array".
         FormatError: "corrupt-array" or "corrupt-pickle".
     """
-    if not isinstance(function, AllowedGlobal) or function.make is None or not isinstance(args, tuple):
-        raise _unsafe("calls an object that may not be called", kind_of(function), Reason.UNSAFE_CALL)
-    return function.make(function, args)
+    if not isinstance(function, AllowedGlobal) or not isinstance(args, tuple):
+        raise unsafe("calls an object that may not be called", kind_of(function), Reason.UNSAFE_CALL)
+    match function.name, args:
+        case "_reconstruct", (AllowedGlobal(name="ndarray"), shape, kind) if _is_exactly(
+            (shape, kind), ((0,), b"b")
+        ):
+            return PickledArray()  # which BUILD fills in
+        case "_frombuffer", (payload, dtype, shape, "C" | "F" as order):  # an array of protocol 5
+            if not payload:
+                raise FormatError("an empty array in a buffer, which NumPy refuses", Reason.CORRUPT_ARRAY)
+            return _checked(PickledArray(), dtype, shape, payload, fortran=order == "F")
+        case "scalar", (dtype, payload) if not isinstance(payload, ByteArray):
+            array = _checked(PickledArray(), dtype, (), payload, fortran=False)
+            return PickledScalar(array.dtype, np.frombuffer(array.payload, array.dtype)[0].item())
+        case "dtype", (str() as code, 0, 1) if code in DTYPE_CODES:
+            return PickledDtype(code)
+        case "dtype", (code, *_) if not (isinstance(code, str) and code in DTYPE_CODES):
+            found = code[:20] if isinstance(code, str) else kind_of(code)
+            hint = f"{OBJECTS} {NOT_RUN}" if found.startswith("O") else NOT_RUN
+            reason = "a dtype that is neither bool, integer nor float"
+            raise unsafe(reason, found, Reason.UNSAFE_DTYPE, hint)
+        # Any other encoding would be a call of a codec that the file chooses.
+        case "encode", (str() as text, "latin1" | "latin-1"):  # bytes of protocols 0 to 2
+            return text.encode("latin-1")
+        case "Player" | "Winner", (int() | str() as value,) if not isinstance(value, bool):
+            return EnumValue(str(function), value)
+        # The maximum length of a deque is left out: it had no more items when it was pickled.
+        case "deque", () | ((), int()):
+            return []
+    raise unsafe(f"calls {function} with other arguments than NumPy", _kinds(args), Reason.UNSAFE_CALL)
+
+
+def _kinds(args: tuple[Any, ...]) -> str:
+    return f"({', '.join(kind_of(arg) for arg in args[:8])})"
 
 
 def build(target: object, state: object) -> None:
@@ -275,23 +224,23 @@ def build(target: object, state: object) -> None:
         UnsafePickleError: "unsafe-call", "unsafe-dtype" or "unsafe-array".
         FormatError: "corrupt-array".
     """
+    # Only once for each object: a second BUILD would change an array that an example has already.
     if isinstance(target, PickledArray) and not target.dtype and isinstance(state, tuple) and len(state) == 5:
         version, shape, dtype, fortran, payload = state
         if not _is_exactly(version, 1) or type(fortran) is not bool or isinstance(payload, ByteArray):
-            raise _unsafe(
-                "sets the state of an array in another way than NumPy", _kinds(state), Reason.UNSAFE_ARRAY
-            )
+            raise unsafe("an array with another state than NumPy's", _kinds(state), Reason.UNSAFE_ARRAY)
         _checked(target, dtype, shape, payload, fortran=fortran)
     elif isinstance(target, PickledDtype) and not target.order and isinstance(state, tuple):
         if target.used:
-            raise _unsafe("changes the dtype of an existing array", kind_of(target), Reason.UNSAFE_DTYPE)
+            raise unsafe("changes the dtype of an existing array", kind_of(target), Reason.UNSAFE_DTYPE)
         order = state[1] if len(state) > 1 else None
+        # NumPy writes "|" for items of one byte, which have no order.
         orders = ("|",) if target.code[1:] == "1" else ("<", ">")
         if order not in orders or not _is_exactly(state[:1] + state[2:], _PLAIN_STATE):
-            raise _unsafe("uses a structured or object dtype", _kinds(state), Reason.UNSAFE_DTYPE)
+            raise unsafe("uses a structured or object dtype", _kinds(state), Reason.UNSAFE_DTYPE)
         target.order = str(order)
     else:
-        raise _unsafe("sets the state of an object that has none", kind_of(target), Reason.UNSAFE_CALL)
+        raise unsafe("sets the state of an object that has none", kind_of(target), Reason.UNSAFE_CALL)
 
 
 _PLAIN_STATE: Final = (3, None, None, None, -1, -1, 0)
@@ -302,11 +251,7 @@ def _is_exactly(value: object, expected: object) -> bool:
     """Return whether two values are equal and of the same type: True is not 1, and -1.0 is not -1."""
     if isinstance(value, tuple) and isinstance(expected, tuple):
         return len(value) == len(expected) and all(map(_is_exactly, value, expected))
-    if isinstance(value, int) and isinstance(expected, int):
-        return value == expected and isinstance(value, bool) == isinstance(expected, bool)
-    if isinstance(value, bytes) and isinstance(expected, bytes):
-        return value == expected and not isinstance(value, ByteArray)
-    return value is expected
+    return type(value) is type(expected) and value == expected
 
 
 def _checked(
@@ -314,19 +259,14 @@ def _checked(
 ) -> PickledArray:
     """Fill in ``array`` and return it, after checking that dtype, shape and payload agree."""
     if not isinstance(dtype, PickledDtype):
-        raise _unsafe("an array without a plain dtype", kind_of(dtype), Reason.UNSAFE_DTYPE)
+        raise unsafe("an array without a plain dtype", kind_of(dtype), Reason.UNSAFE_DTYPE)
     if not isinstance(payload, bytes):
-        raise _unsafe("an array whose cells are not bytes", kind_of(payload), Reason.UNSAFE_ARRAY)
+        raise unsafe("an array whose cells are not bytes", kind_of(payload), Reason.UNSAFE_ARRAY)
     if not isinstance(shape, tuple) or len(shape) > _MAX_DIMENSIONS or not all(map(_is_length, shape)):
-        raise FormatError("an array's shape is not a tuple of lengths", code=Reason.CORRUPT_ARRAY)
+        raise FormatError("an array's shape is not a tuple of lengths", Reason.CORRUPT_ARRAY)
     size = prod(shape) * int(dtype.code[1:])
     if len(payload) != size:
-        raise FormatError(
-            f"an array {dtype.name} {shape} with the wrong number of bytes",
-            code=Reason.CORRUPT_ARRAY,
-            found=f"{len(payload):,}",
-            expected=f"{size:,}",
-        )
+        raise FormatError(f"{len(payload):,} bytes in an array {shape} of {dtype.name}", Reason.CORRUPT_ARRAY)
     dtype.used = True
     array.dtype, array.shape, array.payload, array.fortran = dtype.name, shape, payload, fortran
     return array

@@ -8,34 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hexdata.errors import FormatError, Reason
+from hexdata.errors import FormatError, InputError, Reason
+from hexdata.formats.legacy import limits
 from hexdata.formats.legacy.allowlist import EnumValue, PickledScalar, kind_of
-from hexdata.formats.legacy.examples import CodedColumn, ExampleGroup, NumberColumn
-from hexdata.formats.legacy.limits import LegacyLimits
-from hexdata.formats.legacy.payloads import ArrayKind
-from hexdata.formats.legacy.unpickler import ExamplesPlaceholder, irregular_error
-
-__all__ = [
-    "DIALECT_KEY",
-    "EXAMPLE_KEY",
-    "EXAMPLE_TYPES_KEY",
-    "TYPES_KEY",
-    "WINNER_SPELLINGS",
-    "Dialect",
-    "MetadataSizeError",
-    "escaped_key",
-    "header_json",
-    "metadata_text",
-]
-__all__ += ["unescaped_key", "with_spellings"]
+from hexdata.text import shortened
 
 WINNER_SPELLINGS: Final = {
     "BLUE/RED": ("BLUE", "RED"),
@@ -56,34 +40,39 @@ number that is infinite or NaN, which is a text in JSON. An object with the keys
 EXAMPLE_TYPES_KEY: Final = "hexdata:example_types"
 """The same for the numbers under ``EXAMPLE_KEY``."""
 
+_TRAINABLE: Final = "policy_target_trainable"
+_CODES: Final = ("policy_move_code", "policy_target_source_code")
+"""Keys of metadata with a letter for the origin of the policy. The policy of a ``C`` is not to be trained."""
+
 _RESERVED: Final = "hexdata:"
-_ESCAPE: Final = "hexdata:key:"
+ESCAPE: Final = "hexdata:key:"
 """Prefix of a key of the file that collides with a key reserved by hexdata."""
 
-_PLAIN: Final = frozenset([bool, int, float, str])
-_FIELDS: Final = ("winner", "game_id", "position_in_game", "total_positions", "value_sample_tier")
+_FIELDS: Final = (
+    *("layout", "keys", "metadata_keys", "board", "policy", "policy_search_target", "value"),
+    *("player_to_move", "winner", "game_id", "position_in_game", "total_positions", "value_sample_tier"),
+)
+"""The fields with spellings, in the order in which an example lists those that differ."""
 
+Int64Array = npt.NDArray[np.int64]
 Spellings = dict[str, object]
 """Spelling by name of the field."""
 
 
 class Dialect:
-    """Counts the spellings of each field over the accepted examples. Nulls are not counted.
+    """Counts the spellings of each field over the accepted examples. Nulls are not counted."""
 
-    Args:
-        limits: Limits of the file.
-    """
+    def __init__(self) -> None:
+        self._counts: defaultdict[str, Counter[Any]] = defaultdict(Counter)  # the first spelling comes first
 
-    def __init__(self, limits: LegacyLimits) -> None:
-        self._limits = limits
-        self._counts: dict[str, Counter[Any]] = {}
-        self._first: Spellings = {}
-
-    def add(self, groups: Sequence[ExampleGroup], accepted: npt.NDArray[np.bool_]) -> dict[int, Spellings]:
+    def add(
+        self, spelled: Sequence[tuple[str, object, Int64Array]], accepted: npt.NDArray[np.bool_]
+    ) -> dict[int, Spellings]:
         """Count the spellings of the examples of a block.
 
         Args:
-            groups: Groups of examples of the block.
+            spelled: A field, a spelling, and the indices in the block of examples that have it, ascending.
+                The spelling of a null is None.
             accepted: Whether the example at each index of the block is accepted, (count,).
 
         Returns:
@@ -93,44 +82,19 @@ class Dialect:
         Raises:
             FormatError: "limit-layouts".
         """
-        columns = [
-            (field, group.indices, column, accepted[group.indices])
-            for group in groups
-            for field, column in _spelled(group)
-        ]
-        for field, _, column, is_accepted in columns:
-            sizes = np.bincount(column.codes[is_accepted], minlength=len(column.values))
-            for spelling, size in zip(column.values, sizes.tolist(), strict=True):
-                if spelling is not None and size:
-                    self._counts.setdefault(field, Counter())[spelling] += size
-        if any(len(counts) > self._limits.layouts for counts in self._counts.values()):
-            raise FormatError(
-                "more layouts of examples than the limit",
-                code=Reason.LIMIT_LAYOUTS,
-                expected=f"at most {self._limits.layouts:,}",
-            )
-        self._set_first(columns)
-        found: dict[int, Spellings] = {}
-        for field, indices, column, is_accepted in columns:
-            different = np.array([value not in (None, self._first.get(field)) for value in column.values])
-            if different.any():
-                for row in np.flatnonzero(different[column.codes] & is_accepted).tolist():
-                    spelling = column.values[column.codes[row]]
-                    found.setdefault(int(indices[row]), {})[field] = spelling
-        return found
-
-    def _set_first(self, columns: Sequence[tuple[str, Any, CodedColumn, npt.NDArray[np.bool_]]]) -> None:
-        """Set the first spelling of each field: that of the example with the lowest index in the block."""
-        firsts: dict[str, tuple[int, object]] = {}
-        for field, indices, column, is_accepted in columns:
-            if field in self._first:
-                continue
-            has_value = np.array([value is not None for value in column.values])[column.codes] & is_accepted
-            if has_value.any():
-                row = int(has_value.argmax())
-                candidate = (int(indices[row]), column.values[column.codes[row]])
-                firsts[field] = min(firsts.get(field, candidate), candidate, key=lambda first: first[0])
-        self._first |= {field: spelling for field, (_, spelling) in firsts.items()}
+        filtered = ((field, spelling, indices[accepted[indices]]) for field, spelling, indices in spelled)
+        found = [each for each in filtered if each[1] is not None and len(each[2])]
+        # In the order of the examples, so that the first key of a counter is the first spelling.
+        for field, spelling, indices in sorted(found, key=lambda each: int(each[2][0])):
+            self._counts[field][spelling] += len(indices)
+            limits.check_size(Reason.LIMIT_LAYOUTS, len(self._counts[field]), limits.MOST_LAYOUTS)
+        # Only now is the first spelling of every field known.
+        different: dict[int, Spellings] = {}
+        for field, spelling, indices in sorted(found, key=lambda each: _FIELDS.index(each[0])):
+            if spelling != next(iter(self._counts[field])):
+                for index in indices.tolist():
+                    different.setdefault(index, {})[field] = spelling
+        return different
 
     def as_json(self) -> dict[str, object]:
         """Return the spelling of each field as JSON values.
@@ -138,76 +102,32 @@ class Dialect:
         A field with several spellings has the value ``{"mixed": [[spelling, count], …]}``. Its first spelling
         in the file is under ``first``; it applies to all examples that have none under ``DIALECT_KEY``.
         """
-        result: dict[str, object] = {
-            name: _jsonable(next(iter(counts)))
-            if len(counts) == 1
-            else {"mixed": sorted(([_jsonable(key), count] for key, count in counts.items()), key=str)}
-            for name, counts in sorted(self._counts.items())
-        }
-        firsts = sorted(self._first.items())
-        mixed = {name: _jsonable(first) for name, first in firsts if len(self._counts[name]) > 1}
-        return result | ({"first": mixed} if mixed else {})
+        result: dict[str, object] = {}
+        first: dict[str, object] = {}
+        for name, counts in sorted(self._counts.items()):
+            # JSON has no tuples.
+            listed = [[list(key) if isinstance(key, tuple) else key, count] for key, count in counts.items()]
+            result[name] = listed[0][0]
+            if len(listed) > 1:
+                first[name], result[name] = listed[0][0], {"mixed": sorted(listed, key=str)}
+        return result | ({"first": first} if first else {})
 
 
-def _spelled(group: ExampleGroup) -> Iterator[tuple[str, CodedColumn]]:
-    """Yield each field of a group with the column of its spellings, None for a null."""
-    layout = group.layout
-    constants = {
-        "layout": "tuple" if layout.keys is None else "dict",
-        "keys": layout.keys,
-        "metadata_keys": layout.metadata_keys,
-        "board": _array_spelling(layout.board),
-        "policy": _array_spelling(layout.policy),
-    }
-    same = np.zeros(len(group.indices), np.intp)
-    for field, spelling in constants.items():
-        if spelling is not None:
-            yield field, CodedColumn(same, [spelling])
-    columns = {"value": group.value, "player_to_move": group.player_to_move}
-    columns |= {field: group.metadata[field] for field in _FIELDS if field in group.metadata}
-    for field, column in columns.items():
-        # The spelling of a number depends on its type only, except that of a winner.
-        if isinstance(column, NumberColumn) and field != "winner":
-            yield field, CodedColumn(same, [_SPELLERS.get(field, _spelling)(column.first)])
-        elif column is not None:
-            spell = _SPELLERS.get(field, _spelling)
-            spellings = [None if value is None else spell(value) for value in column.values]
-            yield field, CodedColumn(column.codes, spellings)
-
-
-def _jsonable(spelling: object) -> object:
-    return list(spelling) if isinstance(spelling, tuple) else spelling
-
-
-def _array_spelling(kind: ArrayKind | str) -> str | None:
-    return None if isinstance(kind, str) else kind.dtype + (" fortran" if kind.fortran else "")
-
-
-def _spelling(value: object) -> str:
-    if type(value) in _PLAIN:
-        return type(value).__name__
+def spelling(field: str, value: object) -> str:
+    """Return the spelling of a value of a field that is no array, such as "int" or "numpy <f4"."""
+    if type(value) is int and field != "winner":  # nearly all
+        return "int"
     if isinstance(value, EnumValue):
-        return value.kind if isinstance(value.value, int) else f"{value.kind} by text"
+        return value.kind
     if isinstance(value, PickledScalar):
         return f"numpy {value.dtype}"
-    return next((kind.__name__ for kind in _PLAIN if isinstance(value, kind)), kind_of(value))
-
-
-def _winner_spelling(value: object) -> str:
-    if isinstance(value, (EnumValue, PickledScalar)):
-        return _spelling(value)
-    return next((name for name, pair in WINNER_SPELLINGS.items() if value in pair), _spelling(value))
-
-
-def _game_id_spelling(value: object) -> str:
-    """Return the spelling of both numbers of a game id, or the two spellings if they differ."""
-    if not isinstance(value, tuple) or len(value) != 2:
-        return _spelling(value)
-    spellings = [_spelling(part) for part in value]
-    return spellings[0] if spellings[0] == spellings[-1] else ", ".join(spellings)
-
-
-_SPELLERS: Final = {"winner": _winner_spelling, "game_id": _game_id_spelling}
+    if field == "winner":
+        found = [name for name, pair in WINNER_SPELLINGS.items() if value in pair]
+        return found[0] if found else kind_of(value)
+    if field == "game_id" and isinstance(value, tuple) and len(value) == 2:
+        one, other = spelling("", value[0]), spelling("", value[1])
+        return one if one == other else f"{one}, {other}"
+    return kind_of(value)
 
 
 def with_spellings(batch: pa.RecordBatch, spellings_by_row: Mapping[int, Spellings]) -> pa.RecordBatch:
@@ -225,174 +145,203 @@ def with_spellings(batch: pa.RecordBatch, spellings_by_row: Mapping[int, Spellin
     return batch.set_column(index, batch.schema.field(index), pa.array(texts, pa.string()))
 
 
-_TAGS: Final = ("__dict__", "__tuple__", "__float__", "__numpy__", "__object__")
+# Policies that are not to be trained
 
 
-class _NotJsonError(ValueError):
-    """A value that JSON cannot represent without loss."""
+def policy_weight(metadata: Mapping[str, Any]) -> float | None:
+    """Return the weight of the policy that the metadata of an example states; None if it states none.
+
+    The weight is 0 if the policy is not to be trained, else 1.
+
+    Raises:
+        FormatError: "policy-mask": The mask is not a bool, or contradicts the letter of the move.
+    """
+    stated = {code != "C" for key in _CODES if (code := metadata.get(key)) in ("V", "G", "C", "T")}
+    trainable = metadata.get(_TRAINABLE)
+    if trainable is not None:
+        if not isinstance(trainable, bool) and trainable not in (0, 1):
+            found = shortened(repr(trainable))
+            raise FormatError(f"{_TRAINABLE} is no bool", Reason.POLICY_MASK, found, "True or False")
+        stated.add(bool(trainable))
+    if len(stated) > 1:
+        found = shortened(str({key: metadata.get(key) for key in (_TRAINABLE, *_CODES)}))
+        raise FormatError("the mask contradicts the letter of the move", Reason.POLICY_MASK, found)
+    return float(stated.pop()) if stated else None
+
+
+def with_policy_weights(raw: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a raw batch of legacy examples with the column ``policy_weight``, null where none is stated."""
+    texts = raw.column("metadata").dictionary_encode()
+    weights = [policy_weight(json.loads(text)) for text in texts.dictionary.to_pylist()]
+    return raw.append_column("policy_weight", pa.array(weights, pa.float32()).take(texts.indices))
+
+
+# Values of a pickle as JSON
 
 
 def escaped_key(key: str) -> str:
     """Return the key under which a key of a file is stored, so that it cannot collide with reserved keys."""
-    return _ESCAPE + key if key.startswith(_RESERVED) or key == "dialect" else key
+    return ESCAPE + key if key.startswith(_RESERVED) or key == "dialect" else key
 
 
 def unescaped_key(key: str) -> str:
     """Return the key of the file for a stored key: the inverse of :func:`escaped_key`."""
-    return key.removeprefix(_ESCAPE)
+    return key.removeprefix(ESCAPE)
 
 
-class MetadataSizeError(Exception):
-    """Metadata with more values, bytes or levels than the limits allow."""
-
-
-def metadata_text(metadata: dict[str, Any], numbers: dict[str, Any], limits: LegacyLimits) -> str | None:
-    """Return metadata as JSON text with sorted keys; None if JSON cannot represent it without loss.
+def metadata_text(metadata: dict[str, Any], numbers: dict[str, Any]) -> str:
+    """Return metadata as JSON text with sorted keys.
 
     Args:
         metadata: The metadata.
         numbers: Numbers or None that the example has beside its metadata, stored under ``EXAMPLE_KEY``.
-        limits: Limits of the file.
 
     Raises:
-        MetadataSizeError: The metadata exceeds a limit.
+        FormatError: "metadata-size"; "metadata-value", if JSON cannot represent a value without loss.
     """
-    budget = _Budget(limits.metadata_values, limits.metadata_bytes)
-    try:
-        values, types = _plain_numbers(metadata, limits, budget)
-        values = {escaped_key(key): value for key, value in values.items()}
-        if types:
-            values[TYPES_KEY] = types
-        if numbers:
-            values[EXAMPLE_KEY], types = _plain_numbers(numbers, limits, budget)
-            if types:
-                values[EXAMPLE_TYPES_KEY] = types
-    except _NotJsonError:
-        return None
-    except FormatError as error:
-        raise MetadataSizeError from error
+    converter = _JsonConverter(strict=True)
+    plain, types = converter.numbers(metadata)
+    values = {escaped_key(key): value for key, value in plain.items()}
+    of_example, example_types = converter.numbers(numbers)
+    # After escaping: a key of the file can no longer be equal to one of these.
+    own = {TYPES_KEY: types, EXAMPLE_KEY: of_example, EXAMPLE_TYPES_KEY: example_types}
+    values |= {key: value for key, value in own.items() if value}
     text = json.dumps(dict(sorted(values.items())), separators=(",", ":"))
-    if len(text) > limits.metadata_bytes:
-        raise MetadataSizeError
+    if len(text) > limits.METADATA_BYTES:
+        raise FormatError(f"metadata of {len(text):,} bytes", Reason.METADATA_SIZE)
     return text
 
 
-def _plain_numbers(
-    values: dict[str, Any], limits: LegacyLimits, budget: _Budget
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values of a pickle as JSON values, and the spellings of numbers that these do not show."""
-    plain: dict[str, Any] = {}
-    types: dict[str, str] = {}
-    for key in sorted(values):
-        budget.spend(len(key))
-        value = values[key]
-        if isinstance(value, PickledScalar):
-            budget.spend(len(key) + len(value.dtype))
-            types[key], value = _spelling(value), value.value
-        if isinstance(value, float) and not math.isfinite(value):
-            types.setdefault(key, "float")
-            value = str(value)
-        plain[key] = _to_json(value, limits.nesting, budget, strict=True)
-    return plain, types
-
-
-def header_json(top: Mapping[Any, Any], limits: LegacyLimits) -> dict[str, object]:
+def header_json(top: Mapping[Any, Any]) -> dict[str, object]:
     """Return the top-level items except the examples as JSON values, with escaped keys.
 
     A value without a JSON equivalent becomes a dict with a single key such as ``__tuple__``.
 
     Args:
         top: The outermost dict of the pickle.
-        limits: Limits of the file.
 
     Raises:
         FormatError: "limit-nesting" or "limit-header"; "unknown-layout", if a key is not text.
     """
-    budget = _Budget(limits.header_values, limits.header_bytes)
+    converter = _JsonConverter(strict=False)
     header = {}
     for key, value in top.items():
         if not isinstance(key, str):
             raise FormatError("a top-level key that is not text", found=kind_of(key), expected="text")
-        budget.spend(len(key))
+        converter.spend(len(key))
         if key != "examples":
-            header[escaped_key(key)] = _to_json(value, limits.nesting, budget, strict=False)
+            header[escaped_key(key)] = converter.value(value)
     return header
 
 
-class _Budget:
-    """Remaining number of values and characters that may be written.
+_TAGS: Final = ("__dict__", "__tuple__", "__float__", "__numpy__", "__object__")
 
-    Nested lists that contain the same list several times grow exponentially when written.
+
+class _JsonConverter:
+    """Converts values of a pickle to JSON values, within limits on their number and characters.
+
+    The limits hold for all values together: nested lists that contain the same list several times grow
+    exponentially when written.
 
     Args:
-        values: Maximum number of values.
-        size: Maximum number of characters of all texts.
+        strict: If True, the values are metadata, and one without a JSON equivalent raises. If False, they are
+            a header, and such a value becomes a dict with a tag.
     """
 
-    def __init__(self, values: int, size: int) -> None:
-        self._values = values
-        self._size = size
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._values, self._size = (
+            (limits.METADATA_VALUES, limits.METADATA_BYTES)
+            if strict
+            else (limits.HEADER_VALUES, limits.HEADER_BYTES)
+        )
 
-    def spend(self, size: int) -> None:
-        """Subtract one value.
-
-        Args:
-            size: Number of characters if the value is a text, else 0.
+    def spend(self, characters: int) -> None:
+        """Count a value with its number of characters, 0 if it is no text.
 
         Raises:
-            FormatError: "limit-header".
+            FormatError: "metadata-size" or "limit-header".
         """
         self._values -= 1
-        self._size -= size
-        if self._values < 0 or self._size < 0:
-            raise FormatError("more data beside the examples than the limit", code=Reason.LIMIT_HEADER)
+        self._size -= characters
+        if min(self._values, self._size) < 0:
+            code = Reason.METADATA_SIZE if self._strict else Reason.LIMIT_HEADER
+            raise FormatError("more data beside the boards than the limit", code)
 
+    def numbers(self, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return values as JSON values, and the spellings of numbers that these do not show."""
+        plain: dict[str, Any] = {}
+        types: dict[str, str] = {}
+        for key in sorted(values):
+            self.spend(len(key))
+            value = values[key]
+            if isinstance(value, PickledScalar):
+                self.spend(len(key) + len(value.dtype))
+                types[key], value = spelling(key, value), value.value
+            # JSON has no such numbers.
+            if isinstance(value, float) and not math.isfinite(value):
+                types.setdefault(key, "float")
+                value = str(value)
+            plain[key] = self.value(value)
+        return plain, types
 
-def _to_json(value: Any, depth: int, budget: _Budget, *, strict: bool) -> object:
-    """Return a value of a pickle as a JSON value.
+    def value(self, value: Any, depth: int = limits.MOST_NESTED) -> object:
+        """Return a value as a JSON value of at most ``depth`` levels.
 
-    Args:
-        value: The value.
-        depth: Maximum nesting depth.
-        budget: Charged for each value.
-        strict: If True, a value without a JSON equivalent raises; else it becomes a dict with a tag.
-
-    Raises:
-        FormatError: "limit-nesting", "limit-header" or "irregular-examples".
-        _NotJsonError: ``strict`` is set and JSON cannot represent the value.
-    """
-    budget.spend(len(value) if isinstance(value, str) else 0)
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
-        return value
-    if depth == 0:
-        raise FormatError("nested more deeply than the limit", code=Reason.LIMIT_NESTING)
-    if isinstance(value, list):
-        return [_to_json(item, depth - 1, budget, strict=strict) for item in value]
-    if isinstance(value, dict) and (strict or not _is_tag(value)) and all(isinstance(k, str) for k in value):
-        written = {}
-        for key, item in value.items():
-            budget.spend(len(key))
-            written[key] = _to_json(item, depth - 1, budget, strict=strict)
-        return written
-    if strict:
-        raise _NotJsonError
-    if isinstance(value, dict):
-        return {
-            "__dict__": _to_json([[key, item] for key, item in value.items()], depth, budget, strict=False)
-        }
-    if isinstance(value, tuple):
-        return {"__tuple__": _to_json(list(value), depth, budget, strict=False)}
-    if isinstance(value, float):
-        return {"__float__": str(value)}
-    if isinstance(value, ExamplesPlaceholder):
-        raise irregular_error()
-    if isinstance(value, PickledScalar):
-        return {"__numpy__": [value.dtype, _to_json(value.value, depth - 1, budget, strict=False)]}
-    return {"__object__": kind_of(value)}
+        Raises:
+            FormatError: "metadata-value" or "metadata-size"; "limit-nesting" or "limit-header".
+        """
+        self.spend(len(value) if isinstance(value, str) else 0)
+        if value is None or isinstance(value, (bool, str, int)):
+            return value
+        if isinstance(value, float) and math.isfinite(value):
+            return value
+        if depth == 0:
+            code = Reason.METADATA_SIZE if self._strict else Reason.LIMIT_NESTING
+            raise FormatError("nested more deeply than the limit", code)
+        if isinstance(value, list):
+            return [self.value(item, depth - 1) for item in value]
+        is_json = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        if is_json and (self._strict or not _is_tag(value)):
+            self.spend(sum(map(len, value)))
+            return {key: self.value(item, depth - 1) for key, item in value.items()}
+        if self._strict:
+            raise FormatError("a value that is not of JSON", Reason.METADATA_VALUE, kind_of(value))
+        if isinstance(value, dict):
+            return {"__dict__": self.value([[key, item] for key, item in value.items()], depth)}
+        if isinstance(value, tuple):
+            return {"__tuple__": self.value(list(value), depth)}
+        if isinstance(value, float):
+            return {"__float__": str(value)}
+        if isinstance(value, PickledScalar):
+            return {"__numpy__": [value.dtype, self.value(value.value, depth - 1)]}
+        return {"__object__": kind_of(value)}
 
 
 def _is_tag(value: dict[Any, Any]) -> bool:
     """Return whether a dict has the form of a tagged value, such as ``{"__tuple__": […]}``."""
     return len(value) == 1 and next(iter(value)) in _TAGS
+
+
+def from_tagged(value: Any) -> Any:
+    """Return the value of a header for a JSON value that :func:`header_json` returned.
+
+    Raises:
+        InputError: The value of the header had no JSON equivalent.
+    """
+    if isinstance(value, list):
+        return [from_tagged(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if not _is_tag(value):
+        return {key: from_tagged(item) for key, item in value.items()}
+    ((tag, content),) = value.items()
+    if tag == "__dict__":
+        return {from_tagged(key): from_tagged(item) for key, item in content}
+    if tag == "__tuple__":
+        return tuple(from_tagged(content))
+    if tag == "__float__":
+        return float(content)
+    if tag == "__numpy__":
+        return PickledScalar(content[0], from_tagged(content[1]))
+    raise InputError("the header contains a value that cannot be written back", found=shortened(str(content)))

@@ -1,46 +1,48 @@
 """Groups of examples with the same layout, as columns. Values are not checked.
 
-Examples that were read one by one are sorted into groups here. The fast path returns the examples of a run as
-a group directly. Both kinds of groups are validated by the same code.
+Examples that were read one by one are sorted into groups here. A run of similar examples becomes a group
+directly. Both kinds of groups are validated by the same code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Final
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import FormatError, Reason
-from hexdata.formats.legacy.allowlist import PickledArray, is_number, kind_of, shortened
-from hexdata.formats.legacy.limits import LegacyLimits
-from hexdata.formats.legacy.payloads import (
-    PORTION,
-    ArrayKind,
-    PackedBoards,
-    PackedPolicies,
-    PayloadPacker,
-)
-
-__all__ = [
-    "CodedColumn",
-    "ExampleGroup",
-    "ExampleLayout",
-    "NumberColumn",
-    "Reject",
-    "group_examples",
-    "layout_of",
-]
+from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
+from hexdata.errors import Reason
+from hexdata.formats.legacy import limits
+from hexdata.formats.legacy.allowlist import PickledArray, is_number, kind_of
+from hexdata.text import shortened
 
 Int64Array = npt.NDArray[np.int64]
-Reject = Callable[[int, Reason, str], None]
-"""Rejects a record, given its index in the block, a reason code and the details."""
+UInt8Array = npt.NDArray[np.uint8]
 
-_REQUIRED: Final = ("board", "policy", "value")
-_OPTIONAL: Final = ("player_to_move", "metadata")
+SEARCH_KEY: Final = "policy_search_target"
+"""Key of the policy of a search. ``policy`` beside it is the move that was played."""
+REQUIRED: Final = ("board", "policy", "value")
+"""Required keys of an example, and the fields of a tuple in order."""
+ARRAYS: Final = ("board", "policy", SEARCH_KEY)
+_KNOWN: Final = frozenset([*REQUIRED, "player_to_move", "metadata", SEARCH_KEY])
+
+
+# Layouts
+
+
+class ArrayKind(NamedTuple):
+    """The common properties of the arrays of a group."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    fortran: bool
+
+    def __str__(self) -> str:
+        return f"an array {self.dtype} {self.shape}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,85 +54,169 @@ class ExampleLayout:
     write have numbers as values."""
     metadata_keys: tuple[str, ...] | None
     """Keys of the metadata, in order; None if there is no metadata."""
-    board: ArrayKind | str
-    """Kind of the array; if the value is not an array, a description of it."""
-    policy: ArrayKind | str
+    kinds: tuple[ArrayKind | str | None, ...]
+    """For each of ``ARRAYS``, the kind of the array; if the value is not an array, a description of it; None
+    if the examples do not have this key."""
 
     @property
-    def number_keys(self) -> list[str]:
-        """The keys beside those that the legacy tool writes, in order."""
-        return [key for key in self.keys or () if key not in _REQUIRED and key not in _OPTIONAL]
+    def packed(self) -> dict[str, ArrayKind]:
+        """The arrays of a valid shape, by key. Empty if the shape of the board is invalid."""
+        board = self.kinds[0]
+        if not isinstance(board, ArrayKind) or len(board.shape) != 3:
+            return {}
+        planes, n, columns = board.shape
+        if planes != 2 or n != columns or not MIN_SIZE <= n <= MAX_SIZE:
+            return {}
+        policies = zip(ARRAYS[1:], self.kinds[1:], strict=True)
+        valid = {k: kind for k, kind in policies if isinstance(kind, ArrayKind) and kind.shape == (n * n,)}
+        return {"board": board} | valid
 
 
-@dataclass(frozen=True, slots=True)
-class CodedColumn:
-    """A dictionary-encoded column of arbitrary objects: row i is values[codes[i]]."""
+def layout_of(example: object) -> ExampleLayout | tuple[Reason, str]:
+    """Return the layout of an example; or a reason code and the details if the layout is invalid."""
+    if isinstance(example, tuple) and len(example) == 3:
+        return ExampleLayout(None, None, (*map(_array_kind, example[:2]), None))
+    if not isinstance(example, dict):
+        found = f"a tuple of {len(example)}" if isinstance(example, tuple) else kind_of(example)
+        return Reason.EXAMPLE_LAYOUT, f"found {found}; expected a dict, or a tuple (board, policy, value)"
+    missing = [key for key in REQUIRED if key not in example]
+    others = [key for key in example if key not in _KNOWN]
+    unknown = [key for key in others if not isinstance(key, str) or not _is_number_or_none(example[key])]
+    if missing or unknown:
+        detail = f"missing keys {missing}; expected numbers or None in the keys {shortened(str(unknown[:8]))}"
+        return Reason.EXAMPLE_LAYOUT, detail
+    metadata = example.get("metadata", {})
+    if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
+        return Reason.METADATA_TYPE, f"found {kind_of(metadata)}; expected a dict with texts as keys"
+    count, size = len(metadata) + len(others), sum(map(len, metadata)) + sum(map(len, others))
+    if count > limits.METADATA_KEYS or size > limits.METADATA_BYTES:
+        return Reason.METADATA_SIZE, f"{count:,} keys of {size:,} characters"
+    kinds = tuple(_array_kind(example[key]) if key in example else None for key in ARRAYS)
+    return ExampleLayout(tuple(example), tuple(metadata) if "metadata" in example else None, kinds)
+
+
+def _is_number_or_none(value: object) -> bool:
+    values = value.values if isinstance(value, Column) else [value]
+    return all(each is None or is_number(each) for each in values)
+
+
+def _array_kind(value: object) -> ArrayKind | str:
+    if isinstance(value, PickledArray) and value.dtype:
+        return ArrayKind(value.dtype, value.shape, value.fortran)
+    return kind_of(value)
+
+
+# Columns
+
+
+@dataclass(eq=False, slots=True)
+class Column:
+    """A value of each of n examples: that of row i is ``values[codes[i]]``."""
 
     codes: npt.NDArray[np.intp]
-    values: list[Any]
+    values: Sequence[Any]
 
     @classmethod
-    def of_numbers(cls, numbers: npt.NDArray[Any]) -> CodedColumn:
+    def of_numbers(cls, numbers: npt.NDArray[Any]) -> Column:
         """Return an array (n,) of integers or floats as a column. Values are equal if their bits are."""
         bits = numbers.view(f"u{numbers.itemsize}")
-        if len(bits) and (bits == bits[0]).all():  # most columns are constant: skip the sort
+        if (bits == bits[0]).all():  # most columns are constant: skip the rest
             return cls(np.zeros(len(bits), np.intp), numbers[:1].tolist())
-        distinct, codes = np.unique(bits, return_inverse=True)
+        if bits.max() < 1 << 10:  # most others are small integers: a table is faster than a sort
+            is_used = np.bincount(bits) > 0
+            distinct, codes = np.flatnonzero(is_used).astype(bits.dtype), (np.cumsum(is_used) - 1)[bits]
+        else:
+            distinct, codes = np.unique(bits, return_inverse=True)
         return cls(codes, distinct.view(numbers.dtype).tolist())
 
     @classmethod
-    def zipped(cls, columns: Sequence[Column]) -> CodedColumn:
+    def zipped(cls, columns: Sequence[Column]) -> Column:
         """Return a column of tuples that combine the rows of several columns. Needs at least one column."""
-        if len(columns[0].codes) == 1:
-            return cls(np.zeros(1, np.intp), [tuple(column.values[column.codes[0]] for column in columns)])
-        varying = [column for column in columns if len(column.values) > 1]
-        if not varying:
-            codes = np.zeros(len(columns[0].codes), np.intp)
-            return cls(codes, [tuple(column.values[0] for column in columns)])
-        mixed = varying[0].codes
-        for column in varying[1:]:
-            mixed = np.unique(mixed, return_inverse=True)[1] * len(column.values) + column.codes
-        _, rows, codes = np.unique(mixed, return_index=True, return_inverse=True)
+        mixed = np.zeros_like(columns[0].codes)
+        for column in columns:
+            if len(column.values) > 1:
+                # Codes are made dense for each column, as their products over many columns would overflow.
+                mixed = np.unique(mixed * len(column.values) + column.codes, return_inverse=True)[1]
+        rows = np.zeros(mixed.max() + 1, np.intp)
+        rows[mixed[::-1]] = np.arange(len(mixed))[::-1]  # the first row of each combination is written last
         parts = [[column.values[code] for code in column.codes[rows].tolist()] for column in columns]
-        return cls(codes, list(zip(*parts, strict=True)))
+        return cls(mixed, list(zip(*parts, strict=True)))
 
 
-class NumberColumn:
-    """A column of plain Python numbers, or of pairs of integers, that are checked as one array.
+# Arrays
 
-    It has the attributes of a :class:`CodedColumn`, which are computed when they are used.
+
+ExampleArrays = dict[str, npt.NDArray[Any]]
+"""Arrays of n examples, packed. Of boards: ``boards``, as of :func:`hexdata.board.pack_boards`, where a cell
+is set if it is 1; ``invalid``, whether cells are neither 0 nor 1; and ``overlapping``, whether cells are blue
+and red. Of policies: ``moves``, the first cell that is not zero; ``one_hot``, whether it is 1
+and all others are 0; and ``dense``, the payloads of the k others, (k, bytes). Of the policies of a search:
+``search``, their payloads, (n, bytes)."""
+
+
+def pack_arrays(kinds: dict[str, ArrayKind], portions: Iterable[dict[str, UInt8Array]]) -> ExampleArrays:
+    """Pack the arrays of the examples of one layout. Nothing is rejected: invalid cells are counted.
 
     Args:
-        numbers: Integers or floats (n,), or pairs of integers (n, 2).
+        kinds: ``ExampleLayout.packed``.
+        portions: Payloads of all examples, at least one, (m, bytes) by the keys of ``kinds``.
     """
-
-    def __init__(self, numbers: npt.NDArray[Any]) -> None:
-        self.numbers = numbers
-
-    @property
-    def first(self) -> Any:
-        """The value of the first row."""
-        value = self.numbers[0].tolist()
-        return value if self.numbers.ndim == 1 else tuple(value)
-
-    @cached_property
-    def _coded(self) -> CodedColumn:
-        if self.numbers.ndim == 1:
-            return CodedColumn.of_numbers(self.numbers)
-        return CodedColumn.zipped([CodedColumn.of_numbers(part) for part in self.numbers.T.copy()])
-
-    @property
-    def codes(self) -> npt.NDArray[np.intp]:
-        """As in :class:`CodedColumn`."""
-        return self._coded.codes
-
-    @property
-    def values(self) -> list[Any]:
-        """As in :class:`CodedColumn`."""
-        return self._coded.values
+    parts: defaultdict[str, list[npt.NDArray[Any]]] = defaultdict(list)
+    for portion in portions:
+        for key, payload in portion.items():
+            for name, part in _PACKERS[key](payload, kinds[key]).items():
+                parts[name].append(part)
+    return {name: np.concatenate(listed) for name, listed in parts.items()}
 
 
-Column = CodedColumn | NumberColumn
+def _pack_boards(payload: UInt8Array, kind: ArrayKind) -> ExampleArrays:
+    words, one = _words(payload, kind)
+    stones = words == one
+    invalid = overlapping = np.zeros(len(words), bool)
+    # A test of all boards is faster than one of each, and nearly always passed.
+    if np.count_nonzero(words) != np.count_nonzero(stones):
+        invalid = ((words != 0) & ~stones).any(axis=1)
+    cells = stones.shape[1] // 2
+    both = stones[:, :cells] & stones[:, cells:]
+    if both.any():
+        overlapping = both.any(axis=1)
+    boards = pack_boards(stones.reshape(-1, *kind.shape))
+    return {"boards": boards, "invalid": invalid, "overlapping": overlapping}
+
+
+def _pack_policies(payload: UInt8Array, kind: ArrayKind) -> ExampleArrays:
+    words, one = _words(payload, kind)
+    nonzero = words != 0
+    moves = nonzero.argmax(axis=1)
+    one_hot = words[np.arange(len(words)), moves] == one
+    # If each policy has a 1 and there are no more cells than policies, all are one-hot: the usual case.
+    if np.count_nonzero(nonzero) != len(words) or not one_hot.all():
+        one_hot &= np.count_nonzero(nonzero, axis=1) == 1
+    return {"moves": moves, "one_hot": one_hot, "dense": payload[~one_hot]}
+
+
+_PACKERS: Final[dict[str, Callable[[UInt8Array, ArrayKind], ExampleArrays]]] = {
+    "board": _pack_boards,
+    "policy": _pack_policies,
+    SEARCH_KEY: lambda payload, _: {"search": np.ascontiguousarray(payload)},
+}
+
+
+def _words(payload: UInt8Array, kind: ArrayKind) -> tuple[npt.NDArray[Any], Any]:
+    """Return the bits of cells as unsigned integers (n, cells) in C order, and the bits of the number 1.
+
+    Comparing bits distinguishes values that are equal as numbers: -0.0 from 0, and a bool of 2 from 1.
+    """
+    size = np.dtype(kind.dtype).itemsize
+    words = np.ascontiguousarray(payload).view(f"u{size}")
+    if kind.fortran:
+        # In Fortran order, the bytes are those of the reversed shape in C order.
+        axes = range(len(kind.shape), 0, -1)
+        words = words.reshape(-1, *kind.shape[::-1]).transpose(0, *axes).reshape(len(words), -1)
+    return words, np.ones(1, kind.dtype).view(f"u{size}")[0]
+
+
+# Groups
 
 
 @dataclass(slots=True)
@@ -140,123 +226,84 @@ class ExampleGroup:
     layout: ExampleLayout
     indices: Int64Array
     """Index of each example in its block, (n,), ascending."""
-    board: PackedBoards | None
-    """None if the boards are not arrays of a valid shape."""
-    policy: PackedPolicies | None
-    """None if the boards or the policies are not arrays of a valid shape."""
-    value: Column
-    player_to_move: Column | None
-    metadata: dict[str, Column] = field(default_factory=dict)
-    numbers: dict[str, Column] = field(default_factory=dict)
-    """Columns of the keys ``layout.number_keys``: numbers or None."""
+    arrays: ExampleArrays
+    fields: dict[str, Column]
+    """Columns of the other keys, except the metadata: ``value``, ``player_to_move``, and numbers or None."""
+    metadata: dict[str, Column]
 
 
-def layout_of(example: object, limits: LegacyLimits) -> ExampleLayout | tuple[Reason, str]:
-    """Return the layout of an example; or a reason code and the details if the layout is invalid."""
-    if isinstance(example, tuple) and len(example) == 3:
-        return ExampleLayout(None, None, _array_kind(example[0]), _array_kind(example[1]))
-    if not isinstance(example, dict):
-        found = f"a tuple of {len(example)}" if isinstance(example, tuple) else kind_of(example)
-        return Reason.EXAMPLE_LAYOUT, f"found {found}; expected a dict, or a tuple (board, policy, value)"
-    missing = [key for key in _REQUIRED if key not in example]
-    others = [key for key in example if key not in _REQUIRED and key not in _OPTIONAL]
-    unknown = [key for key in others if not isinstance(key, str) or not _is_number_or_none(example[key])]
-    if missing or unknown:
-        parts = [f"missing keys {missing}"] if missing else []
-        if unknown:
-            names = ", ".join(f"{shortened(str(key))!r} ({kind_of(example[key])})" for key in unknown[:8])
-            parts.append(f"unknown keys {names}; expected a number or None in other keys")
-        return Reason.EXAMPLE_LAYOUT, ", ".join(parts)
-    metadata = example.get("metadata", {})
-    if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
-        return Reason.METADATA_TYPE, f"found {kind_of(metadata)}; expected a dict with texts as keys"
-    count, size = len(metadata) + len(others), sum(map(len, metadata)) + sum(map(len, others))
-    if count > limits.metadata_keys or size > limits.metadata_bytes:
-        return Reason.METADATA_SIZE, f"{count:,} keys of {size:,} characters; {limits.metadata_expected}"
-    return ExampleLayout(
-        tuple(example),
-        tuple(metadata) if "metadata" in example else None,
-        _array_kind(example["board"]),
-        _array_kind(example["policy"]),
-    )
+def make_group(
+    layout: ExampleLayout,
+    indices: Int64Array,
+    fields: dict[str, Any],
+    portions: Iterable[dict[str, UInt8Array]],
+) -> ExampleGroup:
+    """Return a group of n examples.
+
+    Args:
+        layout: Their layout.
+        indices: Index of each example in its block, (n,), ascending.
+        fields: The fields of an example, with columns where examples differ.
+        portions: As of :func:`pack_arrays`.
+    """
+    metadata = {key: _column(value, len(indices)) for key, value in fields.get("metadata", {}).items()}
+    others = {
+        key: _column(value, len(indices))
+        for key, value in fields.items()
+        if key not in ARRAYS and key != "metadata"
+    }
+    return ExampleGroup(layout, indices, pack_arrays(layout.packed, portions), others, metadata)
+
+
+def _column(value: Any, count: int) -> Column:
+    """Return a value of an example with columns as one column of ``count`` rows."""
+    parts = [*value.values()] if isinstance(value, dict) else value
+    if isinstance(value, Column) or not isinstance(value, dict | list | tuple) or not parts:
+        return value if isinstance(value, Column) else Column(np.zeros(count, np.intp), [value])
+    zipped = Column.zipped([_column(part, count) for part in parts])
+    if isinstance(value, dict):
+        return Column(zipped.codes, [dict(zip(value, row, strict=True)) for row in zipped.values])
+    return Column(zipped.codes, [type(value)(row) for row in zipped.values])
 
 
 def group_examples(
-    items: Iterable[tuple[int, Any]], reject: Reject, limits: LegacyLimits, seen: set[int]
-) -> Iterable[ExampleGroup]:
+    items: Iterable[tuple[int, Any]],
+    reject: Callable[[int, Reason, str], None],
+    seen: set[int],
+) -> Iterator[ExampleGroup]:
     """Sort examples into groups of one layout, and reject objects that are not examples.
 
     Args:
         items: Index in the block and content of each example.
         reject: Called with the index, a reason code and the details of a rejected example.
-        limits: Limits of the file.
         seen: Hashes of the layouts of the file so far. Those of this block are added.
 
     Yields:
         The groups.
 
     Raises:
-        FormatError: "limit-layouts". The limit exists as each layout takes milliseconds, even if rejected.
+        FormatError: "limit-layouts".
     """
     members: dict[ExampleLayout, list[tuple[int, Any]]] = {}
     for index, example in items:
-        layout = layout_of(example, limits)
+        layout = layout_of(example)
         if isinstance(layout, ExampleLayout):
-            members.setdefault(layout, []).append((index, example))
+            fields = example if layout.keys else dict(zip(REQUIRED, example, strict=True))
+            members.setdefault(layout, []).append((index, fields))
         else:
             reject(index, *layout)
     seen.update(map(hash, members))
-    if len(seen) > limits.layouts:
-        raise FormatError(
-            "more layouts of examples than the limit",
-            code=Reason.LIMIT_LAYOUTS,
-            expected=f"at most {limits.layouts:,}",
-        )
+    limits.check_size(Reason.LIMIT_LAYOUTS, len(seen), limits.MOST_LAYOUTS)
     for layout, indexed in members.items():
-        yield _group(layout, np.array([index for index, _ in indexed]), [example for _, example in indexed])
-
-
-def _group(layout: ExampleLayout, indices: Int64Array, examples: list[Any]) -> ExampleGroup:
-    board, policy, value = (0, 1, 2) if layout.keys is None else _REQUIRED
-    has_player = layout.keys is not None and "player_to_move" in layout.keys
-    packer = PayloadPacker(layout.board, layout.policy)
-    if packer.board is not None:
-        portion = max(1, PORTION // len(examples[0][board].payload))
-        for start in range(0, len(examples), portion):
-            part = examples[start : start + portion]
-            packer.add(
-                _payloads([example[board] for example in part]),
-                _payloads([example[policy] for example in part]) if packer.policy else None,
-            )
-    return ExampleGroup(
-        layout,
-        indices,
-        *packer.finish(),
-        _objects([example[value] for example in examples]),
-        _objects([example["player_to_move"] for example in examples]) if has_player else None,
-        {
-            key: _objects([example["metadata"][key] for example in examples])
+        indices, examples = np.array([index for index, _ in indexed]), [fields for _, fields in indexed]
+        codes = np.arange(len(examples))
+        fields = {key: Column(codes, [each[key] for each in examples]) for key in layout.keys or REQUIRED}
+        metadata = {
+            key: Column(codes, [each["metadata"][key] for each in examples])
             for key in layout.metadata_keys or ()
-        },
-        {key: _objects([example[key] for example in examples]) for key in layout.number_keys},
-    )
-
-
-def _is_number_or_none(value: object) -> bool:
-    return value is None or is_number(value)
-
-
-def _array_kind(value: object) -> ArrayKind | str:
-    if isinstance(value, PickledArray) and value.dtype:
-        return ArrayKind(value.dtype, value.shape, value.fortran)
-    return kind_of(value)
-
-
-def _payloads(arrays: list[PickledArray]) -> npt.NDArray[np.uint8]:
-    """Return the payloads of arrays of one kind, (n, bytes)."""
-    joined = b"".join([array.payload for array in arrays])
-    return np.frombuffer(joined, np.uint8).reshape(len(arrays), len(arrays[0].payload))
-
-
-def _objects(values: list[Any]) -> CodedColumn:
-    return CodedColumn(np.arange(len(values)), values)
+        }
+        portion = {}
+        for key in layout.packed:
+            payloads = b"".join([each[key].payload for each in examples])
+            portion[key] = np.frombuffer(payloads, np.uint8).reshape(len(examples), -1)
+        yield make_group(layout, indices, fields | {"metadata": metadata}, [portion])

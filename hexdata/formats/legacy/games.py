@@ -13,47 +13,33 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from hexdata.board import (
-    BLUE,
-    RED,
-    check_no_repeats,
-    format_moves,
-    parse_moves,
-    replay_packed,
-    split_trmph,
-    unpack_boards,
-    winner_of,
-)
+from hexdata.board import BLUE, RED, cell_name, check_no_repeats, parse_moves, split_trmph
 from hexdata.errors import FormatError, HexdataError, Reason
+from hexdata.formats.games import GameReader, GameRecord
 from hexdata.formats.gunzip import GunzipFile
-from hexdata.formats.legacy.allowlist import EnumValue, PickledArray, PickledScalar, kind_of
-from hexdata.formats.legacy.dialect import header_json
-from hexdata.formats.legacy.limits import DEFAULT_LIMITS, LegacyLimits
-from hexdata.formats.legacy.memo import Memo
-from hexdata.formats.legacy.unpickler import Event, ExamplesPlaceholder, Unpickler
+from hexdata.formats.legacy.allowlist import EnumValue, PickledArray, is_number, kind_of, layout_of, plain
+from hexdata.formats.legacy.dialect import ESCAPE, header_json
+from hexdata.formats.legacy.limits import DEFAULT_LIMITS, METADATA_BYTES, LegacyLimits
+from hexdata.formats.legacy.stream import PickleStream
+from hexdata.formats.legacy.unpickler import Unpickler
 from hexdata.formats.run_header import model_of
-from hexdata.formats.source import BATCH_ROWS, SALVAGEABLE, RawBatch, Rejection
+from hexdata.formats.source import FileReader
 from hexdata.policy import SparsePolicies
-from hexdata.schema import raw_schema
-from hexdata.storage import AnyPath, as_path, storage_of
-
-__all__ = ["SelfPlayGamesReader", "has_games"]
+from hexdata.storage import AnyPath, storage_of
+from hexdata.text import shortened
 
 Float64Array = npt.NDArray[np.float64]
 
 _KEYS: Final = ("moves", "policies", "values", "winner", "final_trmph")
+_RESERVED: Final = ("continues", "convention", "counts", "run", "sidecar", "stated_format")
+"""Keys of the header that hexdata writes. A key of the file with the same name is stored with a prefix."""
 _WINNERS: Final = {"BLUE": BLUE, "B": BLUE, "1": BLUE, "RED": RED, "R": RED, "2": RED}
-_MAX_DETAIL: Final = 60
-"""Maximum number of characters of a text from the file in the detail of a rejection."""
 
 
 def has_games(path: AnyPath, limits: LegacyLimits = DEFAULT_LIMITS) -> bool:
@@ -66,39 +52,13 @@ def has_games(path: AnyPath, limits: LegacyLimits = DEFAULT_LIMITS) -> bool:
         limits: Limits on the resources that the file may use.
     """
     with GunzipFile(storage_of(path).open(), limits, salvage=True) as file:
-        unpickler = Unpickler(file, limits, keys=("examples", "games"))
+        unpickler = Unpickler(PickleStream(file, limits))
         with suppress(HexdataError):  # the reader of the file reports the error
-            unpickler.run()
+            next(unpickler.run(), None)  # the first yield is at the beginning of the list
         return unpickler.key == "games"
 
 
-@dataclass(slots=True)
-class _Game:
-    """A game of the file, or a rejected one if ``reason`` is set."""
-
-    number: int
-    """Number of the game in the file, from 1."""
-    board_size: int = 0
-    moves: npt.NDArray[np.uint16] | None = None
-    winner: int | None = None
-    policies: SparsePolicies | None = None
-    """The policies that are not one-hot at the move."""
-    has_policy: npt.NDArray[np.bool_] | None = None
-    """Whether each position has one of ``policies``, (m + 1,)."""
-    root_values: Float64Array | None = None
-    """(m,), NaN where unknown."""
-    metadata: list[str | None] | None = None
-    """JSON text of each position, (m + 1,)."""
-    reason: Reason | None = None
-    detail: str = ""
-
-    @property
-    def records(self) -> int:
-        """Number of positions of the game; 1 for a rejected game."""
-        return 1 if self.moves is None or self.reason else len(self.moves) + 1
-
-
-class SelfPlayGamesReader:
+class SelfPlayGamesReader(GameReader):
     """Reader of one pickle of self-play games: a SourceReader and a context manager.
 
     A game of m moves yields m + 1 positions; ``line_idx`` is its number in the file, from 1. ``move`` is the
@@ -115,7 +75,6 @@ class SelfPlayGamesReader:
 
     Args:
         path: The file, gzipped or plain.
-        limits: Limits on the resources that the file may use.
         salvage: If True, a damaged file yields the complete games before the damage instead of raising.
 
     Attributes:
@@ -130,219 +89,73 @@ class SelfPlayGamesReader:
 
     format: str = "selfplay-games"
     targets: tuple[str, ...] = ("root_value",)
+    limits: ClassVar[LegacyLimits] = DEFAULT_LIMITS
+    unit: ClassVar[str] = "game"
+    winner_hint: ClassVar[str] = "red or blue as winner"
 
-    def __init__(
-        self, path: str | AnyPath, *, limits: LegacyLimits = DEFAULT_LIMITS, salvage: bool = False
-    ) -> None:
-        self.path = as_path(path)
-        self.board_size: int | None = None
-        self.damage: FormatError | None = None
-        self.header: dict[str, object] = {}
-        self._salvage = salvage
-        self._limits = limits
+    def __init__(self, path: str | AnyPath, *, salvage: bool = False) -> None:
+        super().__init__(path, salvage=salvage)
+        self.header = {}
         self._counts = Counter(logits=0, probabilities=0, winners_from_chain=0)
-        self._games = 0
-        self._file = GunzipFile(storage_of(self.path).open(), limits, salvage=salvage)
-        # The network was called through a cache, so games share arrays.
-        memo = Memo(limits, keep_arrays=True)
-        self._unpickler = Unpickler(self._file, limits, memo, keys=("games",))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def batches(self) -> Iterator[RawBatch]:
-        """Read the file once, from front to back, in memory that does not grow with the file.
-
-        All positions of a game are in the same batch. The board size is unknown before the first valid game:
-        batches before it contain only rejections.
-
-        Yields:
-            The records of the file in order, at most ``BATCH_ROWS`` per batch.
-
-        Raises:
-            FormatError: The file is not a pickle of games, exceeds a limit, or is damaged and was not opened
-                for salvage. The batches yielded so far are then invalid.
-            UnsafePickleError: The pickle uses a name, call or opcode that is not allowed.
-        """
+    def _games(self) -> Iterator[GameRecord]:
+        unpickler = Unpickler(PickleStream(self._stream, self.limits))
+        number = 0
         try:
-            yield from self._batches()
-        except FormatError as error:
-            raise error.at(self.path) from None
-
-    def _batches(self) -> Iterator[RawBatch]:
-        first_record = 0
-        pending: list[_Game] = []
-        records = 0
-        for content in self._contents():
-            self._games += 1
-            game = self._read(content)
-            if records + game.records > BATCH_ROWS:
-                yield self._batch(pending, first_record)
-                first_record += records
-                pending, records = [], 0
-            pending.append(game)
-            records += game.records
-        self._finish()
-        if pending:
-            yield self._batch(pending, first_record)
-
-    def _contents(self) -> Iterator[object]:
-        """Yield each game as in the pickle.
-
-        Raises:
-            FormatError: "irregular-examples", if a game that was yielded is not an item of the list.
-        """
-        taken = 0
-        while (event := self._next_event()) not in (Event.STOP, None):
-            if event is Event.BATCH:
-                items = self._unpickler.items
-                others = [item for item in items if not isinstance(item, ExamplesPlaceholder)]
-                if len(items) - len(others) != taken:
-                    raise FormatError("games nested in each other", code=Reason.IRREGULAR_EXAMPLES)
-                taken = 0
-                yield from others
-                self._unpickler.memo.compact()
-            elif (game := self._unpickler.take_example()) is not None:
-                taken += 1
-                yield game
-
-    def _next_event(self) -> Event | None:
-        """Read up to the next event and return it; None at damage, if the file is opened for salvage."""
-        try:
-            return self._unpickler.run()
-        except FormatError as error:
-            if not self._salvage or error.code not in SALVAGEABLE:
-                raise
-            self.damage = error
-            return None
-
-    def _finish(self) -> None:
-        """Set the header.
-
-        Raises:
-            FormatError: The pickle is not a dict with a list of games.
-        """
-        top = self._unpickler.result
-        if self.damage is not None and top is None:
-            top = {}
-        elif not (isinstance(top, dict) and isinstance(top.get("games"), ExamplesPlaceholder)):
-            raise FormatError("not a pickle of games", found=kind_of(top), expected='a list under "games"')
-        elif "examples" in top:
-            raise FormatError("a pickle of both games and examples", expected="one of them in a file")
-        content = {key: value for key, value in top.items() if key != "games"}
-        run = _run_of(content.get("metadata"))
-        self.header = header_json(content, self._limits) | {"run": run, "counts": dict(self._counts)}
-
-    # Games
-
-    def _read(self, content: object) -> _Game:
-        game = _Game(self._games)
-        try:
-            if not isinstance(content, dict):
-                raise _layout_error(kind_of(content), f"a dict of {', '.join(_KEYS)}")
-            missing = [key for key in _KEYS if key not in content]
-            if missing:
-                raise _layout_error(f"no {', '.join(missing)}", f"a dict of {', '.join(_KEYS)}")
-            self._read_moves(game, content)
-            self._read_winner(game, content["winner"])
-            kind = self._read_outputs(game, content)
-        except FormatError as error:
-            game.reason, game.detail = error.code, f"game {game.number}: {error}"
-            return game
-        self.board_size = game.board_size
-        self._counts[kind] += 1
-        return game
-
-    def _read_moves(self, game: _Game, content: dict[Any, Any]) -> None:
-        """Read the moves from ``final_trmph``, and compare all positions in ``moves`` with them."""
-        final, texts = content["final_trmph"], content["moves"]
-        if not isinstance(final, str) or not isinstance(texts, list):
-            found = f"final_trmph {kind_of(final)}, moves {kind_of(texts)}"
-            raise _layout_error(found, "a text, and a list of texts")
-        line = split_trmph(final)
-        if not line.moves:
-            raise FormatError("a game without moves", code=Reason.NO_MOVES, expected="#13,a1b2c3")
-        moves = parse_moves(line.moves, line.board_size)
-        check_no_repeats(moves, line.board_size)
-        if self.board_size not in (None, line.board_size):
-            raise FormatError(
-                "another board size than the file's first game",
-                code=Reason.BOARD_SIZE,
-                found=line.board_size,
-                expected=self.board_size,
-            )
-        lengths = {name: len(content[name]) for name in ("policies", "values") if _is_list(content[name])}
-        if len(lengths) < 2:
-            kinds = ", ".join(f"{name} {kind_of(content[name])}" for name in ("policies", "values"))
-            raise _layout_error(kinds, "two lists")
-        lengths["moves"] = len(texts)
-        if set(lengths.values()) != {len(moves)}:
-            listed = ", ".join(f"{count:,} {name}" for name, count in sorted(lengths.items()))
-            raise _mismatch_error("the lists of the game have other lengths", listed, f"{len(moves):,} each")
-        self._compare_positions(texts, moves, line.board_size)
-        game.board_size, game.moves = line.board_size, moves
-
-    def _compare_positions(self, texts: list[Any], moves: npt.NDArray[np.uint16], n: int) -> None:
-        """Check that each text is the position after as many moves of the game as its index."""
-        names = [format_moves([move], n) for move in moves.tolist()]
-        expected = f"#{n},"
-        for ply, text in enumerate(texts):
-            if not isinstance(text, str):
-                raise _layout_error(f"moves[{ply}] {kind_of(text)}", "a text such as #13,a1b2")
-            if text[text.find("#") :] != expected:
-                raise _mismatch_error(
-                    f"moves[{ply}] is not the position of final_trmph after {ply} moves",
-                    repr(text[-_MAX_DETAIL:]),
-                    repr(expected[-_MAX_DETAIL:]),
+            for games in unpickler.run():
+                for content in games:
+                    number += 1
+                    yield self._game(content, number, number)
+            top: Any = unpickler.result
+            # With examples beside the games, one of the two lists would be left out silently.
+            if unpickler.key != "games" or not isinstance(top, dict) or isinstance(top.get("examples"), list):
+                raise FormatError(
+                    "not a pickle of games", found=kind_of(top), expected='a list under "games"'
                 )
-            expected += names[ply]
+        except FormatError as error:
+            FileReader._stop_at(self, error)  # with the reason of a pickle, not of a text
+            top = unpickler.result if isinstance(unpickler.result, dict) else {}
+        content = {key: value for key, value in top.items() if key != "games"}
+        found = header_json(content)
+        self.header |= {ESCAPE + key if key in _RESERVED else key: found[key] for key in found}
+        self.header |= {"run": _run_of(content.get("metadata")), "counts": self._counts}
 
-    def _read_winner(self, game: _Game, winner: object) -> None:
-        """Set the winner: the stated one, or if none is stated, the one with the winning chain."""
-        assert game.moves is not None
-        n = game.board_size
-        if winner is not None:
-            game.winner = _winner(winner)
-            return
-        board = replay_packed(game.moves, np.array([len(game.moves)]), n)[-1:]
-        found = int(winner_of(unpack_boards(board, n, np.uint8))[0])
-        if found not in (BLUE, RED):
-            raise FormatError(
-                "no winner is stated and the final board has no winning chain",
-                code=Reason.NO_WINNER,
-                found=f"{len(game.moves)} moves",
-                expected="red or blue as winner",
-            )
-        game.winner = found
-        self._counts["winners_from_chain"] += 1
+    def _read_game(self, content: Any, game: GameRecord) -> None:
+        is_game = isinstance(content, dict) and all(key in content for key in _KEYS)
+        given: Any = [content[key] if is_game else None for key in _KEYS]
+        moves, policies, values, winner, final = given
+        has_lists = all(isinstance(each, list) for each in (moves, policies, values))
+        if not (has_lists and all(isinstance(text, str) for text in (final, *moves))):
+            found, expected = shortened(layout_of(content)), f"a dict of {', '.join(_KEYS)}"
+            raise FormatError("the game has another layout", Reason.GAME_LAYOUT, found, expected)
+        _read_moves(game, final, moves)
+        if {len(policies), len(values)} != {len(game.moves)}:
+            found = f"{len(policies):,} policies and {len(values):,} values"
+            raise FormatError("lists of other lengths", Reason.GAME_MISMATCH, found, len(game.moves))
+        game.winner = None if winner is None else _winner(winner)
+        self._counts[self._read_outputs(game, content)] += 1
 
-    def _read_outputs(self, game: _Game, content: dict[Any, Any]) -> str:
+    def _read_outputs(self, game: GameRecord, content: dict[Any, Any]) -> str:
         """Read policies, values and other keys; return the kind of the policies."""
-        assert game.moves is not None
         policies = _policies(content["policies"], game.board_size**2)
         values = np.array([_value(ply, value) for ply, value in enumerate(content["values"])])
         metadata: list[dict[str, object]] = [{} for _ in range(len(game.moves) + 1)]
         metadata[0] = {key: value for key, value in content.items() if key not in _KEYS}
-        if (policies < 0).any():
-            kind = "logits"
+        # No key names the scale, but a probability is never negative.
+        kind = "logits" if (policies < 0).any() else "probabilities"
+        if kind == "logits":
             stored = _softmax(policies, game.moves).astype(np.float32)
             game.root_values = _sigmoid(values)
         else:
-            kind = "probabilities"
             stored = policies.astype(np.float32)
             if (stored != policies).any():
-                raise FormatError("float32 cannot represent the policies exactly", code=Reason.POLICY_DTYPE)
+                raise FormatError("float32 cannot represent the policies exactly", Reason.POLICY_DTYPE)
             game.root_values = np.full(len(values), np.nan)
             for ply, value in enumerate(values.tolist()):
                 metadata[ply]["values"] = value
         one_hot = (stored[np.arange(len(stored)), game.moves] == 1) & (np.count_nonzero(stored, axis=1) == 1)
         game.policies = SparsePolicies.from_dense(stored[~one_hot])
-        game.has_policy = np.append(~one_hot, False)
+        game.has_policy = ~one_hot
         game.metadata = [self._metadata(values) if values else None for values in metadata]
         return kind
 
@@ -352,100 +165,31 @@ class SelfPlayGamesReader:
         Raises:
             FormatError: "metadata-size".
         """
-        try:
-            text = json.dumps(dict(sorted(header_json(values, self._limits).items())), separators=(",", ":"))
-        except FormatError as error:
-            raise self._metadata_error(str(error)) from None
-        if len(text) > self._limits.metadata_bytes:
-            raise self._metadata_error(f"{len(text):,} bytes")
-        return text
-
-    def _metadata_error(self, found: str) -> FormatError:
-        return FormatError(
-            "the other keys of the game are too large",
-            code=Reason.METADATA_SIZE,
-            found=found,
-            expected=self._limits.metadata_expected,
-        )
-
-    # Batches
-
-    def _batch(self, games: list[_Game], first_record: int) -> RawBatch:
-        counts = np.array([game.records for game in games])
-        firsts = first_record + np.cumsum(counts) - counts
-        rejected = [
-            Rejection(first, game.reason, game.detail)
-            for first, game in zip(firsts.tolist(), games, strict=True)
-            if game.reason
-        ]
-        valid = [index for index, game in enumerate(games) if not game.reason]
-        size = self.board_size or 3
-        return RawBatch(_positions([games[index] for index in valid], firsts[valid], size), rejected)
-
-
-def _positions(games: list[_Game], firsts: npt.NDArray[np.int64], n: int) -> pa.RecordBatch:
-    """Return the positions of games as ``raw_schema(n, ("root_value",))``.
-
-    Args:
-        games: The games, all valid.
-        firsts: Record number of the first position of each game, (len(games),).
-        n: Cells along an edge.
-    """
-    lengths = np.array([len(game.moves) for game in games if game.moves is not None], np.int64)
-    moves = np.concatenate([np.empty(0, np.uint16), *(g.moves for g in games if g.moves is not None)])
-    totals = lengths + 1
-    rows = int(totals.sum())
-    boards = replay_packed(moves, lengths, n)
-    ply = np.arange(rows) - np.repeat(np.cumsum(totals) - totals, totals)
-    is_final = ply == np.repeat(lengths, totals)
-    next_move = np.zeros(rows, np.uint16)
-    next_move[~is_final] = moves
-    values = np.zeros(rows)
-    values[~is_final] = np.concatenate([np.empty(0), *(_required(game.root_values) for game in games)])
-    winner = np.repeat(np.array([game.winner for game in games], np.uint8), totals)
-    has_policy = np.concatenate([np.empty(0, bool), *(_required(game.has_policy) for game in games)])
-    policies = SparsePolicies.join([_required(game.policies) for game in games])
-    columns = {
-        "record": np.repeat(firsts, totals) + ply,
-        "board": pa.Array.from_buffers(pa.binary(boards.shape[1]), rows, [None, pa.py_buffer(boards)]),
-        "move": pa.array(next_move, mask=is_final),
-        "policy": policies.to_arrow(has_policy),
-        "value": winner.astype(np.float64),
-        "player_to_move": (ply % 2).astype(np.uint8),
-        "line_idx": np.repeat(np.array([game.number for game in games], np.int32), totals),
-        "position_in_game": ply.astype(np.uint16),
-        "total_positions": np.repeat(totals, totals).astype(np.uint16),
-        "winner": winner,
-        "metadata": pa.array([text for game in games for text in _required(game.metadata)], pa.string()),
-        "root_value": pa.array(values, mask=is_final | np.isnan(values)),
-    }
-    schema = raw_schema(n, SelfPlayGamesReader.targets)
-    arrays = [
-        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(rows, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _required(value: Any) -> Any:
-    """Return a field that every valid game has."""
-    assert value is not None
-    return value
+        with suppress(FormatError):
+            text = json.dumps(dict(sorted(header_json(values).items())), separators=(",", ":"))
+            if len(text) <= METADATA_BYTES:
+                return text
+        raise FormatError("the other keys of the game are too large", Reason.METADATA_SIZE)
 
 
 # Values of the pickle
 
 
-def _layout_error(found: str, expected: str) -> FormatError:
-    return FormatError("the game has another layout", code=Reason.GAME_LAYOUT, found=found, expected=expected)
-
-
-def _mismatch_error(reason: str, found: str, expected: str) -> FormatError:
-    return FormatError(reason, code=Reason.GAME_MISMATCH, found=found, expected=expected)
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list)
+def _read_moves(game: GameRecord, final: str, positions: list[str]) -> None:
+    """Read the moves from the TRMPH text of the final position, and compare all positions before it."""
+    line = split_trmph(final)
+    n = line.board_size
+    if not line.moves:
+        raise FormatError("a game without moves", Reason.NO_MOVES, expected="#13,a1b2c3")
+    moves = parse_moves(line.moves, n)
+    check_no_repeats(moves, n)
+    expected = [f"#{n},"]
+    for move in moves[:-1].tolist():
+        expected.append(expected[-1] + cell_name(move, n))
+    # There may be an address before the "#", which is not compared.
+    if [text[text.find("#") :] for text in positions] != expected:
+        raise FormatError("moves are not the positions of final_trmph", Reason.GAME_MISMATCH)
+    game.board_size, game.moves = n, moves
 
 
 def _winner(value: object) -> int:
@@ -454,25 +198,17 @@ def _winner(value: object) -> int:
         return _WINNERS[text.upper()]
     if isinstance(value, EnumValue) and type(value.value) is int and value.value in (BLUE, RED):
         return value.value
-    raise FormatError(
-        "an unknown winner",
-        code=Reason.WINNER_VALUE,
-        found=repr(value[:_MAX_DETAIL]) if isinstance(value, str) else kind_of(value),
-        expected="red, blue or None",
-    )
+    found = shortened(value) if isinstance(value, str) else kind_of(value)
+    raise FormatError("an unknown winner", Reason.WINNER_VALUE, found, "red, blue or None")
 
 
 def _value(ply: int, value: object) -> float:
-    number = value.value if isinstance(value, PickledScalar) else value
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise FormatError(
-            f"values[{ply}] is not a number",
-            code=Reason.VALUE_TYPE,
-            found=kind_of(value),
-            expected="a number",
-        )
+    number = plain(value)
+    if not is_number(value):
+        raise FormatError(f"values[{ply}] is not a number", Reason.VALUE_TYPE, kind_of(value), "a number")
+    # Up to here floats hold every integer, and ``float`` cannot overflow.
     if not (abs(number) < 1 << 53 and math.isfinite(number)):
-        raise FormatError(f"values[{ply}] is not finite or is too large", code=Reason.VALUE_RANGE)
+        raise FormatError(f"values[{ply}] is not finite or is too large", Reason.VALUE_RANGE)
     return float(number)
 
 
@@ -484,38 +220,29 @@ def _policies(arrays: list[Any], cells: int) -> Float64Array:
     """
     result = np.empty((len(arrays), cells))
     for ply, array in enumerate(arrays):
+        reason, expected = f"policies[{ply}] is {kind_of(array)}", f"an array of {cells} floats"
         if not isinstance(array, PickledArray) or array.dtype[1:] not in ("f2", "f4", "f8"):
-            raise FormatError(
-                f"policies[{ply}] is not an array of floats",
-                code=Reason.POLICY_TYPE,
-                found=kind_of(array),
-                expected=f"an array of {cells} floats",
-            )
+            raise FormatError(reason, Reason.POLICY_TYPE, expected=expected)
         if array.shape != (cells,):
-            raise FormatError(
-                f"policies[{ply}] has another shape",
-                code=Reason.POLICY_SHAPE,
-                found=array.shape,
-                expected=(cells,),
-            )
+            raise FormatError(reason, Reason.POLICY_SHAPE, expected=expected)
         result[ply] = np.frombuffer(array.payload, array.dtype)
         if not np.isfinite(result[ply]).all():
-            raise FormatError(f"policies[{ply}] contains NaN or infinite numbers", code=Reason.POLICY_VALUES)
+            raise FormatError(f"policies[{ply}] contains NaN or infinite numbers", Reason.POLICY_VALUES)
     return result
 
 
-def _run_of(metadata: object) -> dict[str, object]:
+def _run_of(metadata: Any) -> dict[str, object]:
     """Return the facts of the run that the legacy tool writes to the top-level key ``metadata``."""
-    if not isinstance(metadata, dict):
-        return {}
+    facts: dict[Any, Any] = metadata if isinstance(metadata, dict) else {}
+    model: Any = facts.get("model_path")
+    temperature: Any = facts.get("temperature")
+    seconds: Any = facts.get("generation_time")
     run: dict[str, object] = {}
-    model: Any = metadata.get("model_path")
-    temperature: Any = metadata.get("temperature")
     if isinstance(model, str) and (named := model_of(model[:512])):
         run["model"] = named
     if type(temperature) in (int, float) and abs(temperature) < 1 << 53:
         run["temperature"] = float(temperature)
-    seconds = metadata.get("generation_time")
+    # Up to the year 2242, as ``datetime`` refuses numbers that are far larger.
     if isinstance(seconds, float) and 0 < seconds < 1 << 33:
         run["date"] = datetime.fromtimestamp(seconds, UTC).date().isoformat()
     return run
@@ -536,6 +263,7 @@ def _softmax(logits: Float64Array, moves: npt.NDArray[np.uint16]) -> Float64Arra
     played_at[moves] = np.arange(len(moves))
     empty = played_at >= np.arange(len(moves))[:, None]
     masked = np.where(empty, logits, -np.inf)
+    # The largest logit is subtracted, so that no power overflows and the largest is 1.
     powers = np.where(empty, _exp(np.where(empty, masked - masked.max(axis=1, keepdims=True), 0.0)), 0.0)
     result: Float64Array = powers / np.cumsum(powers, axis=1)[:, -1:]  # its order of addition is defined
     return result
@@ -552,16 +280,22 @@ _LOG2_E: Final = 1.4426950408889634
 _LN2_HIGH: Final = 0.6931471803691238
 """The first 33 bits of log(2), so that products with small integers are exact."""
 _LN2_LOW: Final = 1.9082149292705877e-10
+"""log(2) less ``_LN2_HIGH``."""
 _TERMS: Final = tuple(1 / math.factorial(k) for k in range(14, -1, -1))
+"""Coefficients of the Taylor series of exp, the highest first. Up to log(2) / 2, the next one adds less than
+1e-19, which float64 cannot hold beside 1."""
 
 
 def _exp(x: Float64Array) -> Float64Array:
     """Return exp(x) for x up to 0, with a relative error of about 1e-16."""
+    # Below about -708, results would be subnormal and lose digits; exp(-700) is 0 as float32 already.
     x = np.maximum(x, -700.0)
     power = np.rint(x * _LOG2_E)
+    # exp(x) is 2^power times exp(rest), where rest is at most log(2) / 2. The large part is exact.
     rest = (x - power * _LN2_HIGH) - power * _LN2_LOW
     result = np.full_like(x, _TERMS[0])
     for term in _TERMS[1:]:
+        # Two roundings for each term: a fused multiply-add has one, on machines that have it.
         result = result * rest
         result = result + term
     scaled: Float64Array = np.ldexp(result, power.astype(np.int32))

@@ -9,83 +9,57 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from zlib_ng import gzip_ng
 
 from hexdata.board import unpack_boards
 from hexdata.errors import InputError
-from hexdata.formats.legacy.dialect import (
-    DIALECT_KEY,
-    EXAMPLE_KEY,
-    EXAMPLE_TYPES_KEY,
-    TYPES_KEY,
-    WINNER_SPELLINGS,
-    escaped_key,
-    unescaped_key,
-)
+from hexdata.formats.legacy import dialect as spellings
+from hexdata.formats.legacy.allowlist import DTYPE_CODES, ENUMS, EnumValue, PickledArray, PickledScalar
+from hexdata.formats.legacy.dialect import escaped_key, unescaped_key
+from hexdata.formats.legacy.examples import ARRAYS, REQUIRED, SEARCH_KEY
+from hexdata.json_models import read_metadata
 from hexdata.policy import SparsePolicies
-from hexdata.strict_json import parse_metadata, shortened
-
-__all__ = ["DIALECTS", "write_legacy"]
+from hexdata.text import shortened
 
 _GAME_KEYS: Final = ["game_id", "position_in_game", "total_positions", "value_sample_tier", "winner"]
 _TUPLES: Final = {"layout": "tuple", "board": "<f4", "policy": "<f4", "value": "float"}
+_FIELDS: Final = ["board", "policy", "value", "metadata"]
 _DICTS: Final = {
+    **_TUPLES,
     "layout": "dict",
-    "board": "<f4",
-    "policy": "<f4",
-    "value": "float",
     "winner": "BLUE/RED",
-    "keys": ["board", "policy", "value", "metadata"],
+    "keys": _FIELDS,
     "metadata_keys": _GAME_KEYS,
 }
-_WITH_PLAYER: Final = {
-    "keys": ["board", "policy", "value", "player_to_move", "metadata"],
-    "player_to_move": "int",
-}
+_PLAYERS: Final = {**_DICTS, "keys": [*_FIELDS[:3], "player_to_move", "metadata"], "player_to_move": "int"}
+_ENUMS: Final = {"player_to_move": "hex_ai.enums.Player", "winner": "hex_ai.enums.Winner"}
+_ENUM_KEYS: Final = {"metadata_keys": [*_GAME_KEYS, "source_file"]}
 
 DIALECTS: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
     {
         "tuples": _TUPLES,
         "dicts": _DICTS,
-        "dicts-player": _DICTS | _WITH_PLAYER,
-        "dicts-enums": _DICTS
-        | _WITH_PLAYER
-        | {
-            "player_to_move": "hex_ai.enums.Player",
-            "winner": "hex_ai.enums.Winner",
-            "metadata_keys": [*_GAME_KEYS, "source_file"],
-        },
+        "dicts-player": _PLAYERS,
+        "dicts-enums": {**_PLAYERS, **_ENUMS, **_ENUM_KEYS},
     }
 )
 """Dialects of the legacy tool: until 18 July 2025 (where a value of 1.0 means that blue won), from 23 July,
 from 25 July, and in September. ``header["dialect"]`` of a reader has the same form."""
 
-_SCALARS: Final = (
-    "value",
-    "player_to_move",
-    "file_idx",
-    "line_idx",
-    "position_in_game",
-    "total_positions",
-    "value_sample_tier",
-    "winner",
-    "metadata",
-)
+_SCALARS: Final = ("value", "player_to_move", "file_idx", "line_idx", *_GAME_KEYS[1:])
 """Columns of a raw batch that are converted to Python values."""
 
-_PARTS: Final = ("board", "policy", "value")
-"""Fields of a tuple, in order."""
-
+_TUPLES_OF: Final = {2: b"\x86", 3: b"\x87"}
+"""Opcodes of tuples by their length."""
 _BATCH: Final = 1000
 """Number of examples appended at a time, as in the pickler of Python."""
 _MEMO: Final = 1 << 16
@@ -120,42 +94,32 @@ def write_legacy(
         The number of examples written.
 
     Raises:
-        InputError: A field has several spellings in the dialect without a first one, a spelling is unknown,
-            or a value of the metadata or the header cannot be written.
+        InputError: A spelling is unknown, or a value of the metadata or the header cannot be written.
     """
-    if isinstance(target, (str, Path)):
-        with Path(target).open("wb") as file:
-            return write_legacy(
-                file,
-                batches,
-                board_size=board_size,
-                dialect=dialect,
-                header=header,
-                level=level,
-                all_metadata=all_metadata,
-            )
-    spelling = DIALECTS[dialect] if isinstance(dialect, str) else dialect
-    examples = _ExampleEncoder(board_size, spelling, all_metadata=all_metadata)
+    if isinstance(dialect, str):
+        dialect = DIALECTS[dialect]
+    examples = _Examples(board_size, dialect, all_metadata=all_metadata)
+    write = _Opcodes()
     count = 0
-    with _gzip(target, level) as out:
-        write = examples.write
-        before = _items(header)[: cast(int, spelling.get("examples", 0))]
-        out.write(b"\x80\x04}(" + _pairs(write, before) + write.text("examples") + b"]")
+    with ExitStack() as stack:
+        if isinstance(target, str | Path):
+            target = stack.enter_context(Path(target).open("wb"))
+        out = stack.enter_context(_gzip(target, level))
+        # Keys that preceded the examples in the source precede them again, in the same order.
+        before = _items(header)[: cast("int", dialect.get("examples", 0))]
+        out.write(b"\x80\x04}(" + write.items(before) + write.value("examples") + b"]")
         for batch in batches:
             for start in range(0, len(batch), _BATCH):
                 part = batch.slice(start, _BATCH)
-                out.write(b"(" + b"".join(examples.encode(part)) + b"e")
+                out.write(b"(" + b"".join(map(write.value, examples.of(part))) + b"e")
                 count += len(part)
-        out.write(_pairs(write, _items(header)[len(before) :]) + b"u.")
+        out.write(write.items(_items(header)[len(before) :]) + b"u.")
     return count
 
 
-def _items(header: Mapping[str, object]) -> list[tuple[str, object]]:
-    return [(unescaped_key(key), value) for key, value in header.items() if key != "dialect"]
-
-
-def _pairs(write: _Opcodes, items: Iterable[tuple[str, object]]) -> bytes:
-    return b"".join(write.text(key) + write.value(value, tagged=True) for key, value in items)
+def _items(header: Mapping[str, object]) -> list[tuple[Any, Any]]:
+    items = ((unescaped_key(key), value) for key, value in header.items() if key != "dialect")
+    return [(key, spellings.from_tagged(value)) for key, value in items]
 
 
 def _gzip(raw: BinaryIO, level: int) -> BinaryIO:
@@ -166,125 +130,87 @@ def _gzip(raw: BinaryIO, level: int) -> BinaryIO:
     except BaseException:
         stream.fileobj = None  # else its finalizer writes to ``raw`` again, after it is closed
         raise
-    return cast(BinaryIO, stream)
+    return cast("BinaryIO", stream)
 
 
 class _Opcodes:
-    """Encodes values as opcodes that push them. Texts, names and enum members are memoized on first use."""
+    """Encodes values as opcodes that push them. Texts, names and enum members are memoized on first use.
+
+    Arrays, NumPy scalars and enum members are the placeholders that the reader makes of them.
+    """
 
     def __init__(self) -> None:
-        self._memo: dict[object, int] = {}
-        self._heads: dict[object, bytes] = {}
+        self._memo: dict[object, bytes] = {}  # the opcodes that refer to an object
+        self._heads: dict[object, bytes] = {}  # else they take a fifth of the time of an example
 
-    def once(self, key: object, opcodes: Callable[[], bytes]) -> bytes:
+    def value(self, value: Any) -> bytes:
+        """Return the opcodes of a value, with those of the values in it."""
+        # By the exact type: for ``isinstance``, a bool is an int.
+        kind = type(value)
+        if kind is str:
+            return self._memo.get(value) or self._once(value, lambda: _text(value))
+        if kind is int:
+            return _integer(value)
+        if kind is float:
+            return b"G" + struct.pack(">d", value)
+        if kind is dict:
+            return b"}(" + self.items(value.items()) + b"u"
+        if kind is PickledArray:
+            length = struct.pack("<I", len(value.payload))
+            return b"".join((self._array_head(value), b"B", length, value.payload, b"tb"))
+        if kind is EnumValue:
+            module, _, name = value.kind.rpartition(".")
+            return self._once(value, lambda: self._name(module, name) + self.value(value.value) + b"\x85R")
+        if kind is PickledScalar:
+            made = self._name("numpy._core.multiarray", "scalar") + self._dtype(value.dtype)
+            payload = np.array(value.value, value.dtype).tobytes()
+            return made + b"C%c" % len(payload) + payload + b"\x86R"
+        if value is None or kind is bool:
+            return b"N" if value is None else b"\x88" if value else b"\x89"
+        parts = b"".join([self.value(part) for part in value])
+        if kind is list:
+            return b"](" + parts + b"e"
+        return parts + _TUPLES_OF[len(value)] if len(value) in _TUPLES_OF else b"(" + parts + b"t"
+
+    def items(self, items: Iterable[tuple[Any, Any]]) -> bytes:
+        """Return the opcodes of each key, followed by those of its value."""
+        return b"".join([self.value(part) for item in items for part in item])
+
+    def _once(self, key: object, opcodes: Callable[[], bytes]) -> bytes:
         """Return a reference to the object of ``key``; on first use, ``opcodes()`` and a MEMOIZE."""
-        index = self._memo.get(key)
-        if index is not None:
-            return b"h%c" % index if index < 256 else b"j" + struct.pack("<I", index)
-        body = opcodes()
-        if len(self._memo) >= _MEMO:
+        if key in self._memo:
+            return self._memo[key]
+        body, index = opcodes(), len(self._memo)
+        if index >= _MEMO:
             return body
-        self._memo[key] = len(self._memo)
+        self._memo[key] = b"h%c" % index if index < 256 else b"j" + struct.pack("<I", index)
         return body + b"\x94"
 
-    def text(self, text: str) -> bytes:
-        return self.once(text, lambda: _text(text))
+    def _name(self, module: str, name: str) -> bytes:
+        return self._once((module, name), lambda: self.value(module) + self.value(name) + b"\x93")
 
-    def name(self, module: str, name: str) -> bytes:
-        return self.once((module, name), lambda: self.text(module) + self.text(name) + b"\x93")
-
-    def member(self, kind: str, value: int) -> bytes:
-        """Return the opcodes of an enum member; ``kind`` is "module.Class"."""
-        module, _, name = kind.rpartition(".")
-        if not module:
-            raise InputError("the dialect contains an unknown spelling", found=shortened(str(kind)))
-        return self.once((kind, value), lambda: self.name(module, name) + _integer(value) + b"\x85R")
-
-    def dtype(self, dtype: str) -> bytes:
+    def _dtype(self, dtype: str) -> bytes:
         """Return the opcodes of a dtype, given as a NumPy type string such as "<f4"."""
+        _check_dtype(dtype)
 
         def opcodes() -> bytes:
-            made = self.name("numpy", "dtype") + self.text(dtype[1:]) + b"\x89\x88\x87R"
-            state = b"(K\x03" + self.text(dtype[0]) + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00t"
-            return made + state + b"b"
+            made = self._name("numpy", "dtype") + self.value(dtype[1:]) + b"\x89\x88\x87R"
+            return made + b"(K\x03" + self.value(dtype[0]) + b"NNN" + b"J\xff\xff\xff\xff" * 2 + b"K\x00tb"
 
-        return self.once(("dtype", dtype), opcodes)
+        return self._once(("dtype", dtype), opcodes)
 
-    def array_head(self, shape: tuple[int, ...], dtype: str, fortran: bool) -> bytes:
-        """Return the opcodes of an array before its payload.
-
-        The payload must follow as a BINBYTES, and then ``tb``.
-
-        Args:
-            shape: Shape of the array.
-            dtype: NumPy type string.
-            fortran: Whether the payload is in Fortran order.
-        """
-        key, known = (shape, dtype, fortran), len(self._memo)
+    def _array_head(self, array: PickledArray) -> bytes:
+        """Return the opcodes of an array before its payload."""
+        key, known = (array.shape, array.dtype, array.fortran), len(self._memo)
         if key in self._heads:
             return self._heads[key]
-        made = self.name("numpy._core.multiarray", "_reconstruct") + self.name("numpy", "ndarray")
-        made += b"K\x00\x85" + self.once(b"b", lambda: b"C\x01b") + b"\x87R"
-        lengths = b"(" + b"".join(map(_integer, shape)) + b"t"
-        head = made + b"(K\x01" + lengths + self.dtype(dtype) + (b"\x88" if fortran else b"\x89")
+        head = self._name("numpy._core.multiarray", "_reconstruct") + self._name("numpy", "ndarray")
+        head += b"K\x00\x85" + self._once(b"b", lambda: b"C\x01b") + b"\x87R"
+        head += b"(K\x01(" + b"".join(map(_integer, array.shape)) + b"t" + self._dtype(array.dtype)
+        head += self.value(array.fortran)
         if len(self._memo) == known:
             self._heads[key] = head  # contains references only, no MEMOIZE
         return head
-
-    def scalar(self, dtype: str, value: Any) -> bytes:
-        payload = np.array(value, dtype).tobytes()
-        made = self.name("numpy._core.multiarray", "scalar") + self.dtype(dtype)
-        return made + b"C%c" % len(payload) + payload + b"\x86R"
-
-    def number(self, value: Any, spelling: object) -> bytes:
-        """Return the opcodes of a number or None in the given spelling."""
-        if value is None:
-            return b"N"
-        if spelling == "int":
-            return _integer(int(value))
-        if spelling == "float":
-            return b"G" + struct.pack(">d", value)
-        if isinstance(spelling, str) and spelling.startswith("numpy "):
-            return self.scalar(spelling.removeprefix("numpy "), value)
-        return self.member(str(spelling), int(value))
-
-    def value(self, value: Any, *, tagged: bool) -> bytes:
-        """Return the opcodes of a JSON value.
-
-        Args:
-            value: The value.
-            tagged: Whether it is from ``dialect.header_json``: tags such as ``__tuple__`` are then decoded.
-
-        Raises:
-            InputError: A tagged value cannot be written back.
-        """
-        if value is None or isinstance(value, bool):
-            return {None: b"N", True: b"\x88", False: b"\x89"}[value]
-        if isinstance(value, int):
-            return _integer(value)
-        if isinstance(value, float):
-            return self.number(value, "float")
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return b"](" + b"".join(self.value(item, tagged=tagged) for item in value) + b"e"
-        items = value.items()
-        if tagged and len(value) == 1:
-            ((tag, content),) = items
-            if tag == "__tuple__":
-                return b"(" + b"".join(self.value(item, tagged=True) for item in content) + b"t"
-            if tag == "__float__":
-                return self.number(float(content), "float")
-            if tag == "__numpy__":
-                dtype, number = content
-                return self.scalar(dtype, number["__float__"] if isinstance(number, dict) else number)
-            if tag == "__object__":
-                raise InputError(
-                    "the header contains a value that cannot be written back", found=shortened(str(content))
-                )
-            items = content if tag == "__dict__" else items
-        pairs = (self.value(part, tagged=tagged) for item in items for part in item)
-        return b"}(" + b"".join(pairs) + b"u"
 
 
 def _text(text: str) -> bytes:
@@ -301,162 +227,150 @@ def _integer(value: int) -> bytes:
     return b"\x8a%c" % len(raw) + raw
 
 
-def _metadata(text: str) -> dict[str, Any]:
-    return parse_metadata(text, None, "metadata of a position")
-
-
-class _ExampleEncoder:
-    """Encodes rows of raw batches as opcodes, in the dialect of the file, or of the row if it has one.
+class _Examples:
+    """Makes examples of rows of raw batches, in the dialect of the file, or of the row if it has one.
 
     Args:
         board_size: Cells along an edge.
         dialect: Spelling of each field, as ``Dialect.as_json`` returns it.
-
-    Raises:
-        InputError: A field has several spellings and no first one.
+        all_metadata: Whether examples have all keys of the column ``metadata``.
     """
 
-    def __init__(self, board_size: int, dialect: Mapping[str, Any], *, all_metadata: bool = False) -> None:
-        self._all_metadata = all_metadata
-        first = dialect.get("first", {})
-        for field, spelling in dialect.items():
-            if isinstance(spelling, Mapping) and field != "first" and field not in first:
-                raise InputError(
-                    f"the examples have several spellings of {field}, so they cannot be written back",
-                    found=shortened(str(dict(spelling))),
-                    hint=f"Choose one of the dialects {', '.join(DIALECTS)}.",
-                )
-        self.write = _Opcodes()
+    def __init__(self, board_size: int, dialect: Mapping[str, Any], *, all_metadata: bool) -> None:
         self._size = board_size
-        self._dialect = {**dialect, **first}
-        self._parsed = lru_cache(maxsize=1024)(_metadata)
+        self._all_metadata = all_metadata
+        self._dialect = {**dialect, **dialect.get("first", {})}
+        read = partial(read_metadata, path=None, what="metadata of a position")
+        # Positions of a game often share their metadata, which is then parsed once.
+        self._parsed = lru_cache(maxsize=1024)(read)
 
-    def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """Yield the opcodes of each example of a batch, in order."""
-        columns = [batch.column(name).to_pylist() for name in _SCALARS]
-        codes, dialects = self._dialects(batch.column("metadata"))
-        arrays = []
-        for code, dialect in enumerate(dialects):
-            part = batch if len(dialects) == 1 else batch.take(np.flatnonzero(codes == code))
-            arrays.append(zip(self._boards(part, dialect), self._policies(part, dialect), strict=True))
-        for code, values in zip(codes.tolist(), zip(*columns, strict=True), strict=True):
-            board, policy = next(arrays[code])
-            example = self._example(dialects[code], board, policy, dict(zip(_SCALARS, values, strict=True)))
-            yield b"".join(example)
+    def of(self, batch: pa.RecordBatch) -> Iterator[Any]:
+        """Return the example of each row of a batch, in order."""
+        stored = [self._parsed(text) for text in batch["metadata"].to_pylist()]
+        own = [json.dumps(each.get(spellings.DIALECT_KEY, {})) for each in stored]
+        examples: dict[int, Any] = {}
+        # Rows of the same dialect are converted together: in a shuffled file, neighbours may differ.
+        for text in dict.fromkeys(own):
+            rows = [row for row, other in enumerate(own) if other == text]
+            dialect = {**self._dialect, **json.loads(text)}
+            found = self._of_dialect(batch.take(rows), dialect, [stored[row] for row in rows])
+            examples |= zip(rows, found, strict=True)
+        return map(examples.__getitem__, range(len(own)))
 
-    def _dialects(self, metadata: pa.StringArray) -> tuple[npt.NDArray[np.int64], list[dict[str, Any]]]:
-        """Return for each row the index of its dialect, (n,), and the list of dialects."""
-        codes = np.zeros(len(metadata), np.int64)
-        named = pc.match_substring(metadata, f'"{DIALECT_KEY}":').fill_null(False)
-        numbers = {"{}": 0}
-        for row in np.flatnonzero(named.to_numpy(zero_copy_only=False)).tolist():
-            own = json.dumps(self._parsed(metadata[row].as_py()).get(DIALECT_KEY, {}))
-            codes[row] = numbers.setdefault(own, len(numbers))
-        return codes, [{**self._dialect, **json.loads(own)} for own in numbers]
-
-    def _example(
-        self, dialect: dict[str, Any], board: bytes, policy: bytes | None, values: dict[str, Any]
-    ) -> Iterator[bytes]:
-        # The order of calls is that of the file: the first use of an object is memoized.
-        write = self.write
-        stored = self._parsed(values["metadata"]) if values["metadata"] is not None else {}
+    def _of_dialect(
+        self, batch: pa.RecordBatch, dialect: dict[str, Any], stored: list[dict[str, Any]]
+    ) -> Iterator[Any]:
         is_tuple = dialect["layout"] == "tuple"
-        yield b"" if is_tuple else b"}("
-        for key in _PARTS if is_tuple else dialect["keys"]:
-            yield b"" if is_tuple else write.text(key)
-            if key == "board":
-                yield self._array(board, (2, self._size, self._size), dialect["board"])
-            elif key == "policy":
-                yield self._array(policy, (self._size**2,), dialect.get("policy", "<f4"))
-            elif key == "metadata":
-                yield self._metadata(dialect, values, stored)
-            elif key in ("value", "player_to_move"):
-                yield write.number(values[key], dialect.get(key, "float" if key == "value" else "int"))
-            else:
-                yield self._stored(stored.get(EXAMPLE_KEY, {}), key, key, stored.get(EXAMPLE_TYPES_KEY, {}))
-        yield b"\x87" if is_tuple else b"u"
+        keys = REQUIRED if is_tuple else dialect["keys"]
+        arrays = {(key, row): array for key, row, array in self._arrays(batch, dialect, keys)}
+        columns = [batch.column(name).to_pylist() for name in _SCALARS]
+        for row, values in enumerate(zip(*columns, strict=True)):
+            fields, kept = dict(zip(_SCALARS, values, strict=True)), stored[row]
+            made: dict[str, Any] = {}
+            for key in keys:
+                if key in ARRAYS:
+                    made[key] = arrays.get((key, row))
+                elif key == "metadata":
+                    made[key] = self._metadata(dialect, fields, kept)
+                elif key in ("value", "player_to_move"):
+                    made[key] = _spelled(fields[key], dialect.get(key, "float" if key == "value" else "int"))
+                else:
+                    numbers = kept.get(spellings.EXAMPLE_KEY, {})
+                    made[key] = _stored(numbers, key, kept.get(spellings.EXAMPLE_TYPES_KEY, {}), key)
+            yield tuple(made.values()) if is_tuple else made
 
-    def _array(self, payload: bytes | None, shape: tuple[int, ...], spelling: str) -> bytes:
-        if payload is None:
-            return b"N"
-        dtype, _, order = spelling.partition(" ")
-        head = self.write.array_head(shape, dtype, bool(order))
-        return head + b"B" + struct.pack("<I", len(payload)) + payload + b"tb"
-
-    def _metadata(self, dialect: dict[str, Any], values: dict[str, Any], stored: dict[str, Any]) -> bytes:
-        write, types = self.write, stored.get(TYPES_KEY, {})
-        parts = []
+    def _metadata(
+        self, dialect: dict[str, Any], values: dict[str, Any], stored: dict[str, Any]
+    ) -> dict[str, Any]:
+        made: dict[str, Any] = {}
         others = sorted(map(unescaped_key, stored)) if self._all_metadata else []
         others = [key for key in others if escaped_key(key) in stored and key not in dialect["metadata_keys"]]
         for key in [*dialect["metadata_keys"], *others]:
-            parts.append(write.text(key))
             if key == "game_id":
                 ids = values["file_idx"], values["line_idx"]
-                parts.append(self._game_id(ids, dialect.get("game_id", "int")))
+                first, _, second = dialect.get(key, "int").partition(", ")
+                made[key] = (
+                    None if None in ids else (_spelled(ids[0], first), _spelled(ids[1], second or first))
+                )
             elif key == "winner":
-                parts.append(self._winner(values["winner"], dialect.get("winner", "BLUE/RED")))
-            elif key in values:
-                parts.append(write.number(values[key], dialect.get(key, "int")))
-            else:  # older stores did not escape keys
-                kept = escaped_key(key)
-                parts.append(self._stored(stored, kept if kept in stored else key, key, types))
-        return b"}(" + b"".join(parts) + b"u"
+                spelling, winner = dialect.get(key, "BLUE/RED"), values[key]
+                texts = spellings.WINNER_SPELLINGS.get(spelling)
+                made[key] = _spelled(winner, spelling) if winner is None or texts is None else texts[winner]
+            elif key in _GAME_KEYS:
+                made[key] = _spelled(values[key], dialect.get(key, "int"))
+            else:
+                made[key] = _stored(stored, escaped_key(key), stored.get(spellings.TYPES_KEY, {}), key)
+        return made
 
-    def _stored(self, stored: dict[str, Any], kept: str, key: str, types: dict[str, Any]) -> bytes:
-        """Return the opcodes of a value from the column ``metadata``.
+    def _arrays(
+        self, batch: pa.RecordBatch, dialect: Mapping[str, Any], keys: Collection[str]
+    ) -> Iterator[tuple[str, int, PickledArray]]:
+        """Yield the arrays of a batch, each with its key and row, as a dialect spells them.
 
         Args:
-            stored: The object in the column that contains the value.
-            kept: Key of the value in this object.
-            key: Key of the value in the source.
-            types: Spellings of numbers by key in the source, as under ``TYPES_KEY``.
+            batch: The rows.
+            dialect: The dialect.
+            keys: Keys of the examples.
         """
-        if kept not in stored:
-            raise InputError(
-                "a key of an example has no value",
-                found=shortened(str(key)),
-                expected="a value in the column `metadata`",
-            )
-        value, spelling = stored[kept], types.get(key)
-        if spelling is None:
-            return self.write.value(value, tagged=False)
-        return self.write.number(float(value) if isinstance(value, str) else value, spelling)
-
-    def _game_id(self, ids: tuple[int | None, int | None], spelling: str) -> bytes:
-        if None in ids:
-            return b"N"
-        first, _, second = spelling.partition(", ")
-        return self.write.number(ids[0], first) + self.write.number(ids[1], second or first) + b"\x86"
-
-    def _winner(self, winner: int | None, spelling: str) -> bytes:
-        if winner is None:
-            return b"N"
-        if spelling in WINNER_SPELLINGS:
-            return self.write.value(WINNER_SPELLINGS[spelling][winner], tagged=False)
-        return self.write.member(spelling, winner)
-
-    def _boards(self, batch: pa.RecordBatch, dialect: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the payload of each board."""
-        dtype, _, order = dialect["board"].partition(" ")
-        planes = unpack_boards(_packed(batch.column("board")), self._size, np.uint8).astype(dtype)
-        for board in planes.transpose(0, 3, 2, 1) if order else planes:
-            yield board.tobytes()
-
-    def _policies(self, batch: pa.RecordBatch, dialect: Mapping[str, Any]) -> Iterator[bytes | None]:
-        """Yield the payload of each policy; None for a row without one."""
-        moves, cells = batch.column("move"), self._size**2
-        policies = np.zeros((len(batch), cells), dialect.get("policy", "<f4").partition(" ")[0])
+        n, boards, moves = self._size, batch.column("board"), batch.column("move")
+        width = boards.type.byte_width
+        packed = np.frombuffer(boards.buffers()[1], np.uint8, len(batch) * width, boards.offset * width)
         one_hot = np.flatnonzero(moves.is_valid().to_numpy(zero_copy_only=False))
-        policies[one_hot, moves.drop_null().to_numpy()] = 1
-        given, sparse = SparsePolicies.from_arrow(batch.column("policy"), cells)
-        policies[given] = sparse.to_dense(cells)
-        has_policy = {*one_hot.tolist(), *given.tolist()}
-        for row, policy in enumerate(policies):
-            yield policy.tobytes() if row in has_policy else None
+        # A move becomes a one-hot policy again, as the source had it.
+        played = np.eye(n * n, dtype=np.uint8)[moves.drop_null().to_numpy()]
+        given, sparse = SparsePolicies.from_arrow(batch.column("policy"), n * n)
+        for key, rows, arrays in (
+            ("board", np.arange(len(batch)), unpack_boards(packed.reshape(-1, width), n, np.uint8)),
+            ("policy", one_hot, played),
+            (
+                SEARCH_KEY if SEARCH_KEY in keys else "policy",
+                given,
+                sparse.to_dense(n * n),
+            ),
+        ):
+            dtype, _, order = dialect.get(key, "<f4").partition(" ")
+            _check_dtype(dtype)
+            for row, array in zip(rows.tolist(), arrays.astype(dtype), strict=True):
+                payload = array.tobytes("F" if order else "C")
+                yield key, row, PickledArray(dtype, array.shape, payload, bool(order))
 
 
-def _packed(boards: pa.FixedSizeBinaryArray) -> npt.NDArray[np.uint8]:
-    """Return packed boards as a view, uint8 (n, width)."""
-    width = boards.type.byte_width
-    data = np.frombuffer(boards.buffers()[1], np.uint8)
-    return data[boards.offset * width : (boards.offset + len(boards)) * width].reshape(-1, width)
+def _check_dtype(dtype: str) -> None:
+    """Check that a dtype is one that the reader makes, as objects would be pickles within a pickle.
+
+    Raises:
+        InputError: It is another one.
+    """
+    if dtype[:1] not in ("<", ">", "|") or dtype[1:] not in DTYPE_CODES:
+        raise InputError("the dialect contains an unknown dtype", found=shortened(dtype))
+
+
+def _spelled(value: Any, spelling: str) -> object:
+    """Return a number or None as its spelling says."""
+    if value is None:
+        return None
+    if spelling in ("int", "float"):
+        return int(value) if spelling == "int" else float(value)
+    if spelling.startswith("numpy "):
+        return PickledScalar(spelling.removeprefix("numpy "), value)
+    # A store may be of a stranger, and a name that is written here is called by ``pickle.load``.
+    if spelling not in ENUMS:
+        raise InputError("the dialect contains an unknown spelling", found=shortened(spelling))
+    return EnumValue(spelling, int(value))
+
+
+def _stored(stored: dict[str, Any], kept: str, types: dict[str, Any], key: str) -> object:
+    """Return a value from the column ``metadata``.
+
+    Args:
+        stored: The object in the column that contains the value.
+        kept: Key of the value in this object.
+        types: Spellings of numbers by key in the source, as under ``TYPES_KEY``.
+        key: Key of the value in the source.
+    """
+    if kept not in stored:
+        raise InputError(f"the key {shortened(str(key))} of an example has no value in the column `metadata`")
+    value = stored[kept]
+    if key in types:
+        return _spelled(float(value) if isinstance(value, str) else value, types[key])
+    return value

@@ -37,6 +37,7 @@ sizes AS ( -- number of games of the split with n rows
 tails AS ( -- probability that a game of n rows has k or more rows in one bucket, where each row is with probability `part`
     SELECT split, n, games, k, sum(exp(
         lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+        -- DuckDB has no logarithm of 0, which occurs with a single bucket.
         + k * ln(part) + (n - k) * ln(greatest(1 - part, 1e-300))
     )) OVER (PARTITION BY split, n ORDER BY k DESC) AS tail
     FROM sizes INNER JOIN splits USING (split), unnest(range(1, n + 1)) AS t (k)
@@ -66,6 +67,6 @@ SELECT
     games,
     round(present.expected, 1) AS games_expected,
     round(largest / positions, 8) AS largest_share,
-    round(l.expected / positions, 8) AS largest_share_expected
+    round(l.expected / positions, 8) AS expected_share
 FROM buckets INNER JOIN present USING (split, bucket) INNER JOIN largest AS l USING (split)
 ORDER BY list_position(['train', 'val', 'test'], split), bucket

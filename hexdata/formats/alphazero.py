@@ -1,0 +1,468 @@
+"""Reader of positions, policies and values of AlphaZero-style programs: a pickle or an ``.npz`` file.
+
+A pickle is a list, or a list of lists or deques, of (board, policy, value). An ``.npz`` file has one array of
+each, under one of the usual names. These layouts do not state whose stones are 1, which edges a player
+connects, and whose view a value has: the convention, such as ``mover/top-bottom/mover``.
+
+The reader tries all conventions. If exactly one of them agrees with the rules of Hex, it is that of the file:
+each board follows from the one before by one move, the games end one move before or at a winning chain, and
+the values name its winner. Otherwise the user must state the convention. Then positions in any order are
+read, too, and those that follow each other from the empty board are games.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain, islice, product
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hexdata.board import MAX_SIZE, MIN_SIZE, RED, pack_boards, winner_of
+from hexdata.errors import FormatError, Reason
+from hexdata.formats.gunzip import GunzipFile, GunzipLimits
+from hexdata.formats.legacy.allowlist import OWN_READER, PickledArray, layout_of, plain
+from hexdata.formats.legacy.limits import DEFAULT_LIMITS
+from hexdata.formats.legacy.stream import PickleStream, looks_like_pickle
+from hexdata.formats.legacy.unpickler import Unpickler
+from hexdata.formats.npz import LOCAL_HEADER, NpzFile
+from hexdata.formats.source import BATCH_ROWS, FileReader, RawBatch, Rejection, raw_batch
+from hexdata.policy import SparsePolicies
+from hexdata.schema import raw_schema
+from hexdata.storage import AnyPath, storage_of
+from hexdata.text import shortened
+
+Array = npt.NDArray[Any]
+
+_PICKLE: Final = re.compile(
+    rb"(?:\x80[\x02-\x05])?(?:\x95.{8})?"
+    rb"(?:\]|\(l|(?:c|\x8c\x0b)collections[\n\x94\x8c]|[})](?:\x94|q\0)?\.)",
+    re.DOTALL,
+)
+"""Beginning of a list, a deque, an empty dict or an empty tuple."""
+_EMPTY_ARCHIVE: Final = b"PK\x05\x06"
+"""The zip directory of an archive without members, as ``np.savez`` writes it without arrays."""
+_LIMITS: Final = replace(
+    DEFAULT_LIMITS, held_bytes=256 << 20, items=64 << 20, memo=1 << 21, array_bytes=16 << 20, ratio=250
+)
+"""Limits of a file, which is held in memory as a whole. Those of legacy files hold between two examples."""
+_ARCHIVE_LIMITS: Final = GunzipLimits(decompressed_bytes=256 << 20, ratio=250, ratio_floor=16 << 20)
+_MAX_RECORDS: Final = 1 << 19
+"""Maximum number of records, which take about 1 kB each. Records that are not the same object several times
+reach the limit on the memo first."""
+_MAX_LISTED: Final = 4096
+"""Maximum number of numbers and lists of a board or policy as lists. Three planes of the largest board have
+3,171."""
+_MAX_DEPTH: Final = 8
+"""Maximum nesting of these lists."""
+_NAMES: Final = (
+    ("boards", "board", "states", "state", "x", "s", "observations"),
+    ("policies", "policy", "pi", "pis", "p", "probs", "policy_targets"),
+    ("values", "value", "z", "v", "y", "outcomes", "winners"),
+)
+"""Names of the arrays of an ``.npz`` file."""
+_PLAYERS: Final = ("first", "second", "mover", "other")
+"""Whose stones are 1, or in the first plane; and for whom a value of 1 is a win. The mover is the player to
+move, the other one its opponent."""
+_EDGES: Final = ("top-bottom", "left-right", "mover-top-bottom", "mover-left-right")
+"""The edges that the first player connects; with "mover-", those of the player to move, so that the boards of
+the second player's moves are transposed."""
+CONVENTIONS: Final = tuple(map("/".join, product(_PLAYERS, _EDGES, _PLAYERS)))
+"""Names of the conventions: stones, edges and values."""
+WORDS: Final = f"stones and values {', '.join(_PLAYERS)}; edges {', '.join(_EDGES)}"
+"""The words of a convention."""
+_STATED: Final = "whole games, or --alphazero-convention STONES/EDGES/VALUES (docs/howto/formats.md)"
+
+
+class _Records:
+    """Valid records of a file.
+
+    Attributes:
+        number: Number of each in the file, ascending, (k,).
+        planes: Cells that are 1 and -1, or the stones of both planes, (k, 2, n, n) bool.
+        policies: Numbers of the cells, and of a pass, (k, n · n + 1) float32.
+        shares: Share of the player for whom a value of 1 is a win: 0 to 1, (k,).
+        stones: Number of stones, (k,).
+        players: The player that each of ``_PLAYERS`` is, (k,).
+    """
+
+    def __init__(self, rows: Sequence[tuple[int, Array, Array, float]], low: int) -> None:
+        self.number, self.planes, self.policies, values = map(np.array, zip(*rows, strict=True))
+        self.shares = (values - low) / (1 - low)
+        self.stones = np.count_nonzero(self.planes, axis=(1, 2, 3))
+        mover = self.stones % 2
+        self.players = dict(zip(_PLAYERS, (0 * mover, 0 * mover + 1, mover, 1 - mover), strict=True))
+
+    def boards(self, owner: str, edges: str) -> tuple[Array, Array, Array]:
+        """Return the boards in a convention.
+
+        Returns:
+            The boards, with blue, the first player, in plane 0, connecting top and bottom, (k, 2, n, n);
+            which of them, and of the policies, are transposed in the file, (k,); and which do not follow from
+            the one before by one move a record, (k,).
+        """
+        # Two transpositions cancel each other.
+        turned = (edges.startswith("mover") & (self.stones % 2 == 1)) ^ edges.endswith("left-right")
+        planes, is_red = self.planes.copy(), self.players[owner] == RED
+        planes[is_red] = planes[is_red][:, ::-1]
+        planes[turned] = planes[turned].swapaxes(2, 3)
+        # A rejected record between two boards accounts for one more stone.
+        grows = (planes[:-1] <= planes[1:]).all(axis=(1, 2, 3))
+        starts = np.append([True], ~grows | (np.diff(self.stones) != np.diff(self.number)))
+        return planes, turned, starts
+
+    def red(self, view: str) -> Array:
+        """Return the share of red in values that are for one of ``_PLAYERS``, (k,)."""
+        return np.where(self.players[view] == RED, self.shares, 1 - self.shares)
+
+
+def is_alphazero(head: bytes, _name: str) -> bool:
+    """Return whether a file is a pickle of a list, or a zip archive of arrays or of nothing."""
+    if head.startswith(LOCAL_HEADER):  # it states the length of the name that follows its 30 bytes
+        return head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(b".npy")
+    return head.startswith(_EMPTY_ARCHIVE) or bool(looks_like_pickle(head) and _PICKLE.match(head))
+
+
+class AlphaZeroReader(FileReader):
+    """Reader of one file of (board, policy, value): a :class:`hexdata.formats.source.SourceReader`.
+
+    A board is (n, n) or n · n cells of 1, -1 and 0; or two planes (2, n, n) of the stones of each player, or
+    three of which the last one is constant or contains the empty cells. A policy has n · n numbers, and may
+    have one more for a swap or pass, which is left out. A value is 1 for a win and -1 or 0 for a loss. If the
+    convention is stated, it may be any number between them, such as that of a search. A record
+    of another kind is rejected: "example-layout", "board-type", "board-shape", "board-cells",
+    "board-overlap", "policy-type", "policy-shape", "policy-values", "value-type" or "value-range".
+
+    Args:
+        path: The file, gzipped or plain.
+        alphazero_convention: One of ``CONVENTIONS`` that the user states. Default None: the only one that
+            agrees with the rules of Hex.
+
+    Attributes:
+        header: ``convention``, that of the file, and ``counts``. Empty without positions.
+
+    Raises:
+        FormatError: "unknown-layout", with the layout that was found, if it is another one, if the
+            convention cannot be determined, or if the boards contradict the stated one; and the errors of
+            pickles and archives.
+    """
+
+    format = "alphazero"
+
+    def __init__(self, path: AnyPath, *, alphazero_convention: str | None = None) -> None:
+        super().__init__(path)
+        self._stated = alphazero_convention
+
+    def batches(self) -> Iterator[RawBatch]:
+        """Read the file as a whole, and yield its records in order, at most ``BATCH_ROWS`` per batch."""
+        try:
+            positions, rejected = self._read()
+        except FormatError as error:
+            raise error.at(self.path) from None
+        for start in range(0, len(positions) + len(rejected), BATCH_ROWS):
+            # Batches end at numbers of records, so that a rejection is in the batch of its neighbours.
+            first, stop = np.searchsorted(positions["record"], [start, start + BATCH_ROWS]).tolist()
+            part = [each for each in rejected if start <= each.record < start + BATCH_ROWS]
+            yield RawBatch(positions.slice(first, stop - first), part)
+
+    def _read(self) -> tuple[pa.RecordBatch, list[Rejection]]:
+        # Two bytes can be read before any damage, which the reader of the content then reports.
+        with GunzipFile(storage_of(self.path).open(), _LIMITS, salvage=True) as file:
+            is_archive = file.read(2) == b"PK"
+        items, layout = (_read_archive if is_archive else _read_pickle)(self.path)
+        records, rejected = _check_records(items, self.board_size, self._stated is not None)
+        if records is None:
+            # The layout of a file that has no records, or none of the selected size, is fine.
+            if items and all(each.board_size is None for each in rejected):
+                raise _unknown(f"{layout}; {rejected[0].detail}", f"(board, policy, value); {OWN_READER}")
+            return pa.RecordBatch.from_pylist([], raw_schema(MIN_SIZE)), rejected
+        convention, positions = _read_as(records, self._stated, layout)
+        self.board_size = records.planes.shape[2]
+        passes = int(np.count_nonzero(records.policies[:, -1]))
+        self.header |= {"convention": convention, "counts": {"passes": passes}}
+        return positions, rejected
+
+
+def _unknown(found: str, expected: str) -> FormatError:
+    reason = "the file does not show whose stones, edges and values it contains"
+    return FormatError(reason, found=found, expected=expected)
+
+
+def _read_pickle(path: AnyPath) -> tuple[Sequence[object], str]:
+    """Return the items of a pickle, and its layout in words."""
+    with GunzipFile(storage_of(path).open(), _LIMITS) as file:
+        unpickler = Unpickler(PickleStream(file, _LIMITS))
+        for _ in unpickler.run():
+            pass
+    # An empty dict or tuple is a file without records, as an empty list is.
+    top: Any = unpickler.result or []
+    layout = layout_of(top)
+    if isinstance(top, list) and all(isinstance(item, list) and not _is_record(item) for item in top):
+        # A list or deque for each iteration of training. One record too many is enough for the error.
+        top = list(islice(chain.from_iterable(top), _MAX_RECORDS + 1))
+    if not isinstance(top, list) or (top and not any(map(_is_record, top))):
+        raise _unknown(layout, f"a list of (board, policy, value); {OWN_READER}")
+    if len(top) > _MAX_RECORDS:
+        raise FormatError("too many records", Reason.LIMIT_ITEMS, layout, f"at most {_MAX_RECORDS:,}")
+    return top, layout
+
+
+def _is_record(item: object) -> bool:
+    if not isinstance(item, (tuple, list)) or len(item) != 3:
+        return False
+    # A list of three may also be an iteration of training that has three records.
+    return isinstance(item, tuple) or isinstance(item[0], PickledArray)
+
+
+def _read_archive(path: AnyPath) -> tuple[Sequence[object], str]:
+    """Return the rows of an ``.npz`` file, and its layout in words."""
+    with NpzFile(path) as file:
+        layout = f"arrays {', '.join(f'{name} {header}' for name, header in file.headers.items())}"
+        if not file.headers:
+            return [], layout
+        chosen = [[name for name in file.headers if name.lower() in group] for group in _NAMES]
+        if any(len(names) != 1 for names in chosen):
+            expected = ", ".join(f"one of {'/'.join(names)}" for names in _NAMES)
+            raise _unknown(layout, f"{expected}; {OWN_READER}")
+        needed = [name for (name,) in chosen]
+        file.select(needed, _ARCHIVE_LIMITS)
+        blocks = list(file.blocks(BATCH_ROWS))
+    return [row for block in blocks for row in zip(*(block[name] for name in needed), strict=True)], layout
+
+
+# Records
+
+
+def _check_records(
+    items: Sequence[Any], wanted_size: int | None, is_stated: bool
+) -> tuple[_Records | None, list[Rejection]]:
+    """Return the valid records, None if there are none, and why the others are rejected.
+
+    Args:
+        items: The records.
+        wanted_size: Board size of the records to keep. None: that of the first valid one.
+        is_stated: Whether the convention is stated, so that values other than results are valid.
+    """
+    rejected: list[Rejection] = []
+    rows: list[tuple[int, Array, Array, float]] = []
+    n = wanted_size
+    for number, item in enumerate(items):
+        size = None
+        try:
+            if not _is_record(item):
+                raise FormatError("no record", Reason.EXAMPLE_LAYOUT, _shown(item), "board, policy, value")
+            planes = _planes(item[0])
+            edge = planes.shape[1]
+            if edge != (n or edge):
+                size = edge
+                raise FormatError("another board size", Reason.BOARD_SIZE, size, n)
+            rows.append((number, planes, _policy(item[1], edge), _value(item[2], is_stated)))
+            n = edge  # only now: a record that is rejected does not decide the size of the others
+        except FormatError as error:
+            rejected.append(Rejection(number, error.code, f"record {number}: {error}", size))
+    found = {value for *_, value in rows}
+    # A loss is -1 in some files and 0 in others; one negative value shows which.
+    low = -1 if min(found, default=0) < 0 else 0
+    if low < 0 and found <= {-1, 0, 1}:  # Hex has no draws, so 0 is a game without a result
+        detail = "a value of 0 in a file whose values are 1 and -1"
+        drawn = [number for number, *_, value in rows if value == 0]
+        rejected += [Rejection(n, Reason.VALUE_RANGE, f"record {n}: {detail}") for n in drawn]
+        rows = [row for row in rows if row[3] != 0]
+    return _Records(rows, low) if rows else None, sorted(rejected, key=lambda each: each.record)
+
+
+def _numbers(value: object, name: str, code: Reason) -> Array:
+    """Return the numbers of an array, a scalar, or lists of numbers.
+
+    Raises:
+        FormatError: It is another object.
+    """
+    try:
+        array = np.asarray(_plain(value, [_MAX_LISTED], _MAX_DEPTH))
+    except ValueError:  # lists of different lengths, or too large
+        array = np.empty(0, object)
+    if array.dtype.kind not in "biuf":
+        raise FormatError(f"no numbers as {name}", code, _shown(value))
+    return array
+
+
+def _shown(value: object) -> str:
+    """Return a short layout of a value, as each of many records may be rejected for it."""
+    return shortened(layout_of(value, 2))
+
+
+def _plain(value: Any, left: list[int], depth: int) -> Any:
+    """Return a value with its placeholders of NumPy objects replaced.
+
+    Args:
+        value: The value.
+        left: One number, from which the numbers and lists within lists are subtracted. A list may contain the
+            same list many times, so that a small pickle has any number of them.
+        depth: Number of lists that may contain each other.
+
+    Raises:
+        ValueError: There are too many numbers or lists, or they are nested too deeply.
+    """
+    if isinstance(value, PickledArray):
+        array = np.frombuffer(value.payload, value.dtype)
+        left[0] -= array.size * (depth < _MAX_DEPTH)  # an array that is in no list is not copied
+    elif isinstance(value, (list, tuple)):
+        left[0] -= len(value)
+    else:
+        return plain(value)
+    if left[0] < 0 or not depth:
+        raise ValueError("too many numbers or lists, or nested too deeply")
+    if isinstance(value, PickledArray):
+        return array.reshape(value.shape, order="F" if value.fortran else "C")
+    return [_plain(each, left, depth - 1) for each in value]
+
+
+def _planes(board: object) -> Array:
+    """Return the cells of both kinds of a board, (2, n, n) bool.
+
+    Raises:
+        FormatError: The board is not valid.
+    """
+    cells = _numbers(board, "board", Reason.BOARD_TYPE)
+    n = math.isqrt(cells.size) if cells.ndim == 1 else (cells.shape or (0,))[-1]
+    shapes = ((n * n,), (n, n), (1, n, n), (2, n, n), (3, n, n))
+    if cells.shape not in shapes or not MIN_SIZE <= n <= MAX_SIZE:
+        raise FormatError("not a board", Reason.BOARD_SHAPE, cells.shape, "(n, n), (2, n, n) or (3, n, n)")
+    planes = cells.reshape(-1, n, n)
+    ones, twos = planes[0] == 1, planes[1] == 1 if len(planes) > 1 else planes[0] == -1
+    if (ones & twos).any():
+        raise FormatError("a cell is in both planes", Reason.BOARD_OVERLAP)
+    third = planes[2:]  # the player to move, or the empty cells, both of which the stones show
+    is_known = (third == third[:, :1, :1]).all() or (third == ~(ones | twos)).all()
+    if not is_known or np.count_nonzero(planes[:2]) != np.count_nonzero(ones | twos):
+        raise FormatError("a cell is neither 1 nor 0, nor -1 on a board without planes", Reason.BOARD_CELLS)
+    return np.stack([ones, twos])
+
+
+def _policy(policy: object, n: int) -> Array:
+    """Return the numbers of a policy, (n · n + 1,): the last one is for a pass."""
+    numbers = _numbers(policy, "policy", Reason.POLICY_TYPE)
+    if numbers.shape not in ((n * n,), (n * n + 1,), (n, n)):
+        raise FormatError("not a policy", Reason.POLICY_SHAPE, numbers.shape, (n * n,))
+    single = np.zeros(n * n + 1, np.float32)
+    with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, and are rejected as such
+        single[: numbers.size] = numbers.reshape(-1)
+    if not (np.isfinite(single) & (single >= 0)).all():
+        raise FormatError("a number of the policy is negative or not finite", Reason.POLICY_VALUES)
+    return single
+
+
+def _value(value: object, is_stated: bool) -> float:
+    numbers = _numbers(value, "value", Reason.VALUE_TYPE)
+    number = float(numbers.item()) if numbers.size == 1 else np.nan
+    if not (-1 <= number <= 1 if is_stated else number in (-1, 0, 1)):
+        expected = "the result of the game, 1 or -1, or 1 or 0; from -1 to 1 with --alphazero-convention"
+        raise FormatError("not a value", Reason.VALUE_RANGE, number, expected)
+    return number
+
+
+# Conventions
+
+
+def _read_as(records: _Records, stated: str | None, layout: str) -> tuple[str, pa.RecordBatch]:
+    """Return the convention of the records and their positions.
+
+    Raises:
+        FormatError: "unknown-layout".
+    """
+    # The first player has as many stones as the second, or one more after its moves.
+    ahead = np.subtract(*np.count_nonzero(records.planes, axis=(2, 3)).T)
+    signed = {name: np.where(player == RED, -ahead, ahead) for name, player in records.players.items()}
+    owners = [name for name in _PLAYERS if (signed[name] == records.stones % 2).all()]
+    # Values of a search name no winner with which a convention could be compared.
+    are_results = bool(np.isin(records.shares, (0, 1)).all())
+    pairs = product(owners, _EDGES) if are_results else ()
+    agreeing = [f"{pair[0]}/{pair[1]}/{view}" for pair in pairs for view in _agreeing_views(records, *pair)]
+    convention = stated or (agreeing[0] if len(agreeing) == 1 else "")
+    # Without whole games, a stated convention holds if the numbers of stones fit it, or fit none at all,
+    # since they then show nothing.
+    is_possible = not agreeing and convention.partition("/")[0] in (owners or _PLAYERS)
+    if convention in agreeing or is_possible:
+        return convention, _positions(records, convention, is_whole=bool(agreeing), are_results=are_results)
+    found = f"{', '.join(agreeing[:4]) or 'no convention'} of {len(agreeing)} agree with the rules of Hex"
+    if not agreeing and owners:
+        found += f", but the numbers of stones agree with {', '.join(owners)} as the first part"
+    raise _unknown(f"{layout}; {found}" + (f"; {stated} is stated" if stated else ""), _STATED)
+
+
+def _agreeing_views(records: _Records, owner: str, edges: str) -> list[str]:
+    """Return the last parts of conventions with which all records are whole games by the rules of Hex."""
+    planes, _, starts = records.boards(owner, edges)
+    stones, gaps = records.stones, np.diff(records.number)
+    # The first boards of a game may be missing only where a record was rejected.
+    may_start = (stones == 0) | np.append([True], gaps > 1)
+    # The first move is the same in several conventions, so it shows nothing.
+    if (starts & ~may_start).any() or not (~starts[1:] & (stones[:-1] > 0)).any():
+        return []
+    # The end of the file or a rejected record may cut a game before its winner is decided.
+    last = np.append(starts[1:], True)
+    whole = np.flatnonzero(last & np.append(gaps == 1, False))
+    ends = whole if len(whole) else np.flatnonzero(last)
+    winners = np.array([_winner(planes[end], int(stones[end] % 2)) for end in ends])
+    if (winners < 0).all() or (len(whole) and (winners < 0).any()):
+        return []
+    agreeing = []
+    for view in _PLAYERS:
+        red = records.red(view)
+        # All positions of a game have its result, and the result is the winner on its last board.
+        is_constant = (red == red[starts][np.cumsum(starts) - 1]).all()
+        if is_constant and ((red[ends] == winners) | (winners < 0)).all():
+            agreeing.append(view)
+    return agreeing
+
+
+def _winner(planes: Array, player: int) -> int:
+    """Return the winner on a board (2, n, n), or if the player to move wins by one move; otherwise -1."""
+    winner = int(winner_of(planes[np.newaxis])[0])
+    if winner >= 0:
+        return -1 if winner == player else winner
+    # A file may lack the boards after the winning moves, so each empty cell is tried.
+    cells = np.argwhere(~planes.any(axis=0))
+    moved = np.repeat(planes[np.newaxis], len(cells), axis=0)
+    moved[np.arange(len(cells)), player, cells[:, 0], cells[:, 1]] = True
+    return player if (winner_of(moved) == player).any() else -1
+
+
+def _positions(records: _Records, convention: str, *, is_whole: bool, are_results: bool) -> pa.RecordBatch:
+    """Return the positions, blue to move first and connecting top and bottom, as ``raw_schema(n)``.
+
+    Args:
+        records: The records.
+        convention: Their convention.
+        is_whole: Whether they are whole games. Otherwise only positions that follow each other from the empty
+            board, with one result, are a game.
+        are_results: Whether all values are results of games, not of a search.
+    """
+    owner, edges, view = convention.split("/")
+    planes, turned, starts = records.boards(owner, edges)
+    stones, red, n = records.stones, records.red(view), planes.shape[2]
+    if are_results:
+        # Positions with different results are of different games, even if one move lies between their boards.
+        starts[1:] |= red[1:] != red[:-1]
+    game = np.cumsum(starts) - 1
+    is_game = is_whole | ((stones[starts] == 0) & (np.bincount(game) > 1))[game]
+    cells = records.policies[:, : n * n].reshape(-1, n, n)
+    cells[turned] = cells[turned].swapaxes(1, 2)
+    policies = cells.reshape(-1, n * n)
+    has_policy = np.count_nonzero(policies, axis=1) > 0
+    columns: dict[str, Any] = {
+        "record": records.number,
+        "policy": SparsePolicies.from_dense(policies[has_policy]).to_arrow(has_policy),
+        "value": red,
+        "player_to_move": stones % 2,
+        "line_idx": pa.array(game + 1, mask=~is_game),
+        "position_in_game": stones,
+        "total_positions": pa.array(stones[np.append(starts[1:], True)][game] + 1, mask=~is_game),
+        "winner": pa.array(red) if are_results else None,
+    }
+    return raw_batch(n, (), pack_boards(planes), columns)

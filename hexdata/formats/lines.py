@@ -1,0 +1,225 @@
+"""Readers of texts with one game per line: what all of them share, HexWorld links, and plain lists of moves.
+
+The grammar of HexWorld is that of the board at hexworld.org: a size, options of the drawing, and the moves,
+separated by commas, such as ``https://hexworld.org/board/#13r9c1,a3:sg7f8:rb``. The second comma marks the
+move at which the board is opened; the moves after it belong to the game too. Rotation, mirroring, move
+numbers and colours (``r9``, ``m``, ``n``, ``c1``) change the drawing only. The first player, black or red
+there, connects row 1 to the last row, as blue does in hexdata: the names of cells are kept.
+
+A list of moves, such as ``a2 b4 d4 f7``, states neither size nor winner. The first player is blue. A winning
+chain touches both edges of its player, so if the last board has one, the board is as large as the largest
+column or row of a move. Games without one are rejected.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from typing import Any, ClassVar, Final
+from urllib.parse import unquote
+
+from hexdata.board import BLUE, MAX_SIZE, PASS, RED, cell_index
+from hexdata.errors import FormatError, Reason
+from hexdata.formats.games import GameReader, GameRecord, is_utf8
+from hexdata.formats.gunzip import read_lines
+from hexdata.formats.run_header import FACT_NAMES, RunHeader
+
+_MAX_LINE: Final = 1 << 16
+"""Maximum length of a line in bytes. The longest game, 1,024 moves, takes 5 kB; a comment may follow it."""
+_COMMENT: Final = re.compile(
+    rb"#(?![ \t]*[0-9]*,[a-z]{1,2}[0-9])(?:[ \t][^\r]*|(?:" + FACT_NAMES + rb")[ \t]*[:=][^\r]*|)",
+    re.IGNORECASE,
+)
+"""A comment: ``#`` alone, before a blank, or before the name of a fact. Moves after a size are none, nor are
+lines that are not separated by a line feed: these are damaged games."""
+_COPIED: Final = re.compile(
+    r"(?![^#]{0,200}[0-9],\s{0,9}[A-Za-z]{1,2}[0-9])(?:[^#]{0,200}[\s<(\[{\"'`*,;:|=\ufeff\u200b])?"
+    r"(?:https?://)?(?P<address>(?:[\w-]{1,60}\.){1,9}\w{2,9}[^\s#]{0,200})?"
+    r"#(?P<game>[0-9][^#<>()\[\]{}\"'`*]*+)[<>()\[\]{}\"'`*.,;]*+(?P<more>[ \t]{1,9}\w{1,5})?+\s{0,9}+"
+    r"(?P<comment>(?:(?<=\s)#(?:[ \t][^\r]*)?)?)"
+)
+"""A line with text or brackets around its game. The text before it contains neither ``#`` nor a game.
+Repetitions are bounded or possessive, so that a hostile line is not searched for long."""
+
+
+def without_surroundings(text: str) -> str:
+    """Return the game of a line that was copied from elsewhere, with its address and its comment.
+
+    Percent signs of an encoded address are decoded; brackets and quotation marks around the game, and text
+    before it such as the number of an item, are left out. Another line is returned as it is.
+    """
+    found = _COPIED.fullmatch(unquote(text).strip())
+    if found is None:
+        return text
+    address = f"https://{found['address']}" if found["address"] else ""
+    game = found["game"].rstrip(" \t.,;") + (found["more"] or "")
+    return f"{address}#{game} {found['comment']}".rstrip(" ")
+
+
+def is_comment(line: bytes) -> bool:
+    """Return whether a line is a comment: ``# text``, ``#`` alone, or a fact of the run such as ``#seed: 1``.
+
+    Any other line that is not blank is a record, which is rejected if it is no game.
+    """
+    return _COMMENT.fullmatch(line.strip()) is not None
+
+
+def first_game_line(head: bytes) -> bytes:
+    """Return the first line of a text that is neither blank nor a comment; empty if there is none."""
+    lines = map(bytes.strip, head.removeprefix(BOM_UTF8).split(b"\n"))
+    return next((line for line in lines if line and not is_comment(line)), b"")
+
+
+class LineReader(GameReader):
+    """Reader of a file with one game per line, blank lines, and comment lines as of ``is_comment``.
+
+    A format implements :meth:`read_line`. Comment lines that state facts of the run, such as ``# Model: x``,
+    are in ``header`` under "run", "run_changes" and "run_unread", as ``RunHeader.as_json`` describes.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._counts["comments"] = 0
+        self.header = {"spelling": self._spelling, "counts": self._counts}
+
+    def read_line(self, text: str, game: GameRecord) -> None:
+        """Read the game of a line into ``game``: call its methods, and set its winner if the line states one.
+
+        Raises:
+            FormatError: The line is rejected.
+        """
+        raise NotImplementedError
+
+    def _read_game(self, content: bytes, game: GameRecord) -> None:
+        if len(content) > _MAX_LINE:
+            raise FormatError("too long", Reason.LINE_TOO_LONG, expected=f"at most {_MAX_LINE:,} bytes")
+        self.read_line(content.decode(errors="replace"), game)
+
+    def _games(self) -> Iterator[GameRecord]:
+        run, line_idx, at = RunHeader(), 0, 0
+        start, stop = (self._part.start, self._part.stop) if self._part else (0, sys.maxsize)
+        try:
+            for number, (line, size) in enumerate(read_lines(self._file, _MAX_LINE, stop), 1):
+                # The lines before a part are read, too: the numbers of lines and the last header need them.
+                is_before, at = at < start, at + size
+                # Of a longer line only the beginning is known, so it is a record even if that is blank.
+                is_blank = len(line) <= _MAX_LINE and not line.strip()
+                line_idx += not is_blank
+                if is_blank or is_comment(line):
+                    if not is_blank:
+                        run.read_comment(line)  # also before the part: the last header holds for later games
+                    if not is_before:
+                        self._counts["bytes_between_games"] += size
+                        self._counts["comments"] += not is_blank
+                        self._note("other_encodings", not is_utf8(line[:_MAX_LINE]))
+                elif is_before:
+                    # The sidecar has a record of each game, also of those before the part.
+                    self._add_to_game(line, None)
+                else:
+                    run.begin_game()
+                    game = self._game(line, number, line_idx)
+                    self._note("other_encodings", not (game.reason or is_utf8(line)))
+                    self._add_to_game(line, game)
+                    yield game
+        except FormatError as error:
+            self._stop_at(error)
+        self.header |= run.as_json()
+
+    def _add_to_game(self, line: bytes, game: GameRecord | None) -> None:
+        """Add what another file states about the game of a line, which is None before the part."""
+
+
+# HexWorld
+
+_LINK: Final = re.compile(
+    r"(?:(?P<url>https?://[^\s#]*)?#)?"
+    # More digits than a valid size has, so that the error is about the size, not the syntax.
+    r"(?P<columns>[0-9]{1,4})(?:x(?P<rows>[0-9]{1,4}))?(?:r[0-9]{1,3}|c[0-9]{1,3}|m|n)*"
+    r"(?:,(?P<before>[a-z0-9:S]*))?(?:,(?P<after>[a-z0-9:S]*))?,*"
+    r"(?:\s+#(?:[ \t][^\r]*)?)?"
+)
+_LINK_MOVE: Final = re.compile(r"[a-z]{1,3}[1-9][0-9]{0,3}|:s|:S|:p|:[rf][bw]")
+
+
+class HexWorldReader(LineReader):
+    """Reader of one file of HexWorld links: a :class:`hexdata.formats.source.SourceReader`.
+
+    A resignation (``:rb``, ``:rw``) or forfeit (``:fb``, ``:fw``) decides the winner; ``end_reason`` is
+    "resigned" for the former only. Passes (``:p``), swaps of pieces (``:s``) and of sides (``:S``) are read
+    as :class:`hexdata.formats.games.GameRecord` describes. A line is rejected with one of these reasons:
+    "hexworld-syntax", "board-size" (not from 3 to 32, not square, or another than that of the first valid
+    game), "trmph-cell", "repeated-move", "move-order", "no-moves", "no-winner", "line-too-long".
+    """
+
+    format = "hexworld"
+    winner_hint: ClassVar[str] = "a resignation, such as :rb, or a winning chain"
+
+    def read_line(self, text: str, game: GameRecord) -> None:
+        """Read a link, also as people copy it: with text around it, or with cells in upper case."""
+        parts = as_written = _LINK.fullmatch(text.strip())
+        if parts is None:
+            address, mark, link = without_surroundings(text).partition("#")
+            # Beside cells in upper case, ":S" may mean either swap, so the line is rejected.
+            is_upper = re.search("[A-Z][0-9]", link) and ":S" not in link
+            parts = _LINK.fullmatch(f"{address}{mark}{link.lower() if is_upper else link}")
+        moves = "" if parts is None else (parts["before"] or "") + (parts["after"] or "")
+        names = _LINK_MOVE.findall(moves)
+        if parts is None or "".join(names) != moves:  # findall skips what is not a move
+            found, expected = repr(text.strip()[:60]), "https://hexworld.org/board/#13c1,a3:sg7f8:rb"
+            raise FormatError("not a HexWorld link", Reason.HEXWORLD_SYNTAX, found, expected)
+        size = int(parts["columns"])
+        if parts["rows"] and int(parts["rows"]) != size:
+            raise FormatError("the board is not square", Reason.BOARD_SIZE, f"{size} x {parts['rows']}")
+        game.begin(size)
+        for name in names:
+            if name == ":p":
+                game.play(PASS)
+            elif name in (":s", ":S"):
+                game.swap_players("pieces" if name == ":s" else "sides")
+            elif name[0] == ":":
+                game.end(BLUE if name[2] == "b" else RED, "resigned" if name[1] == "r" else "unknown")
+            else:
+                game.play(cell_index(name, size))
+        game.finish()
+        if as_written is None:
+            spelling = "copied"
+        elif parts["url"]:
+            spelling = "https://...#"
+        else:
+            spelling = "#" if text.lstrip().startswith("#") else ""
+        self._spelling[spelling] += 1
+
+
+# Lists of moves
+
+MOVES: Final = r"(?:[a-z]{1,2}[1-9][0-9]?(?:[\s,;]+|(?=[a-z])|$))"
+"""A move of a list, and what separates it from the next one: blanks, commas, semicolons, or nothing."""
+_MOVES: Final = re.compile(MOVES + "+")
+_MOVE: Final = re.compile("[a-z]{1,2}[0-9]{1,2}")
+
+
+class MovesReader(LineReader):
+    """Reader of one file of lists of moves: a :class:`hexdata.formats.source.SourceReader`.
+
+    A line is rejected with one of these reasons: "trmph-syntax", "trmph-cell", "board-size", "repeated-move",
+    "no-winner", "line-too-long".
+    """
+
+    format = "moves"
+    states_size: ClassVar[bool] = False
+    winner_hint: ClassVar[str] = "a winning chain, or board size and winner in each line: #11,a2b4d4f7 b"
+
+    def read_line(self, text: str, game: GameRecord) -> None:
+        """Read a line of moves, whose largest column or row is that of the board."""
+        text = text.strip().lower()
+        if _MOVES.fullmatch(text) is None:
+            raise FormatError("not a list of moves", Reason.TRMPH_SYNTAX, repr(text[:60]), "a2 b4 d4")
+        moves = _MOVE.findall(text)
+        # The largest board has all cells; row and column of a name do not depend on the size.
+        size = max(1 + max(divmod(cell_index(move, MAX_SIZE), MAX_SIZE)) for move in moves)
+        game.begin(size)
+        for move in moves:
+            game.play(cell_index(move, size))
+        game.finish()

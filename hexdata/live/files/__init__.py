@@ -1,1 +1,0 @@
-"""Files that a live directory receives: found, watched and remembered."""

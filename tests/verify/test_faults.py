@@ -1,0 +1,472 @@
+"""Verify finds every fault of the content of a store, however well it is covered up.
+
+Each fault leaves digests, counts and manifests that agree, except those that are the fault.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from msgspec.structs import replace
+
+from hexdata.export import ExportOptions, export_shards, shards
+from hexdata.order import derive_key, sort_key
+from hexdata.shards.blocks import Block, row_fields
+from hexdata.shards.manifest import FieldSpec, ShardManifest
+from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.store.files import write_bytes
+from hexdata.store.manifest import Manifest
+from hexdata.verify import verify_store
+from tests.verify.altered import SEED, SHARD, Altered, Blocks, Change, by_key, with_cell, with_column
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore, WriteOddStore
+    from tests.verify.conftest import Failures
+
+Fault = Callable[[Altered], object]
+FIRST, PART = (f"positions/part-00000{number}.parquet" for number in (0, 1))
+GAMES, SOURCES, REJECTED = (f"{name}/part-000000.parquet" for name in ("games", "sources", "rejected"))
+BUCKET, NEXT_BUCKET = (f"shuffled/train/bucket-00000{number}.parquet" for number in (0, 1))
+
+
+# --- kinds of faults ------------------------------------------------------------------------------------
+
+
+def cell(name: str, column: str, row: int, value: Any) -> Fault:
+    return lambda store: store.cell(name, column, row, value)
+
+
+def table(name: str, change: Change) -> Fault:
+    return lambda store: store.table(name, change)
+
+
+def entry(names: str) -> Fault:
+    """Change an entry of the manifest to another value of its type."""
+    return lambda store: store.entry(*names.split())
+
+
+def stage(name: str, **values: Any) -> Fault:
+    return lambda store: store.manifest(lambda manifest: manifest.stages[name].update(values))
+
+
+def extra(name: str) -> Fault:
+    return lambda store: write_bytes(store.path / name, b"")
+
+
+def without_last_column(name: str) -> Fault:
+    return table(name, lambda rows: rows.drop_columns([rows.schema.names[-1]]))
+
+
+def beside_statistics(name: str, column: str, amount: int) -> Fault:
+    """Add to all values of a column, but not to the statistics of the file."""
+
+    def alter(store: Altered) -> None:
+        before = (store.path / name).read_bytes()
+        store.table(name, lambda t: with_column(t, column, [n + amount for n in t[column].to_pylist()]))
+        after = (store.path / name).read_bytes()
+        assert len(after) == len(before)
+        footer = 8 + int.from_bytes(before[-8:-4], "little")
+        store.content(name, after[:-footer] + before[-footer:])
+
+    return alter
+
+
+def duplicates(*numbers: int | None) -> Fault:
+    """Give the first games one hash and split, and these values of ``duplicate_of``."""
+
+    def repeat(games: pa.Table) -> pa.Table:
+        for row, number in enumerate(numbers):
+            for name in ("game_hash", "split"):
+                games = with_cell(games, name, row, games[name][0].as_py())
+            games = with_cell(games, "duplicate_of", row, number)
+        return games
+
+    return table(GAMES, repeat)
+
+
+def in_bucket(column: str, value: Any, *, was_null: bool = False) -> Fault:
+    """Change a value of a bucket, in the first row in which it is null or is not null."""
+
+    def alter(rows: pa.Table) -> pa.Table:
+        found = rows[column].to_pylist()
+        row = next(i for i, old in enumerate(found) if (old is None) == was_null and old != value)
+        return with_cell(rows, column, row, value)
+
+    return table(BUCKET, alter)
+
+
+def blocks(change: Callable[[Blocks], Blocks], *, listed: bool = True) -> Fault:
+    return lambda store: store.blocks(change, listed=listed)
+
+
+def in_block(name: str) -> Fault:
+    """Add one to the last number of a field of a block."""
+
+    def alter(made: Blocks) -> Blocks:
+        array = made[8][name].copy()
+        array.reshape(-1)[-1] += 1
+        return made | {8: made[8] | {name: array}}
+
+    return blocks(alter)
+
+
+def of_shards(change: Callable[[ShardManifest], ShardManifest]) -> Fault:
+    return lambda store: store.shards(change)
+
+
+def swap_between_buckets(store: Altered) -> None:
+    """As many rows in each bucket as before, and each in the order of its keys."""
+    one, other = store.read(BUCKET), store.read(NEXT_BUCKET)
+    store.table(BUCKET, lambda rows: by_key(pa.concat_tables([rows[1:], other[:1]])))
+    store.table(NEXT_BUCKET, lambda rows: by_key(pa.concat_tables([rows[1:], one[:1]])))
+
+
+def move_between_splits(store: Altered) -> None:
+    """The order of keys and all counts are made consistent; the shards are removed."""
+    moved = store.read(BUCKET)[:1]
+    store.table(BUCKET, lambda rows: rows[1:])
+    store.table("shuffled/val/bucket-000000.parquet", lambda rows: by_key(pa.concat_tables([rows, moved])))
+    shutil.rmtree(store.path / "shards")
+
+    def count(manifest: Manifest) -> None:
+        manifest.stages["shuffle"]["splits"]["train"] -= 1
+        manifest.stages["shuffle"]["splits"]["val"] += 1
+        del manifest.stages["export"]
+        manifest.files = {n: f for n, f in manifest.files.items() if not n.startswith("shards/")}
+
+    store.manifest(count)
+
+
+def move_between_parts(store: Altered) -> None:
+    """The ids are as consecutive as before, and all counts agree."""
+    moved = store.read(PART)[:1]
+    store.table(FIRST, lambda rows: pa.concat_tables([rows, moved]))
+    store.table(PART, lambda rows: rows[1:])
+
+
+def hash_of_another_split(games: pa.Table) -> pa.Table:
+    assert games["split"][4] != games["split"][5]
+    return with_cell(games, "game_hash", 4, games["game_hash"][5].as_py())
+
+
+def wrong_offset(manifest: ShardManifest) -> ShardManifest:
+    manifest.splits["train"][1].offsets["value"][2] += 4
+    return manifest
+
+
+# --- the table ------------------------------------------------------------------------------------------
+
+GAME_VALUES = {
+    "split": "bogus",
+    "moves": [1, 1, 1, 1],
+    "winner": "GREEN",
+    "first_player": 2,
+    "end_reason": "draw",
+    "swap": "seats",
+    "duplicate_of": -7,
+    "source_id": 99,
+    "provenance": "guess",
+    "flags": [None],
+}
+BUCKET_VALUES = {
+    "position_id": 10_000,
+    "game_id": 3,
+    "position_in_game": 77,
+    "total_positions": 99,
+    "board": bytes(7),
+    "move": 24,
+    "policy": [{"cell": 3, "probability": 0.25}],
+    "value": 0.125,
+    "player_to_move": 1,
+    "value_sample_tier": 3,
+    "winner": "RED",
+    "metadata": "{}",
+}
+BLOCK_FIELDS = (
+    "board",
+    "game_id",
+    "move",
+    "position_id",
+    "value",
+    "policy_row",
+    "policy_count",
+    "policy_cell",
+)
+FAULTS: dict[str, list[tuple[Fault, str]]] = {
+    "files": [
+        (entry(f"files {GAMES} bytes"), GAMES),
+        *((extra(name), name) for name in ("positions/part-000009.parquet", "shuffled/more/x")),
+    ],
+    "tables": [
+        (entry("counts positions"), ""),
+        (entry(f"files {PART} rows"), PART),
+        (entry(f"files {BUCKET} rows"), BUCKET),
+        (entry("board_size"), ""),
+        *((without_last_column(name), name) for name in (PART, GAMES, SOURCES, REJECTED, BUCKET)),
+    ],
+    "in = out + rejected": [
+        *((entry(f"stages convert {name}"), "") for name in ("records", "positions", "rejected")),
+        (table(PART, lambda t: t[:-1]), ""),
+        (move_between_parts, "part [01]"),
+        (cell(SOURCES, "positions", 1, 301), "source-1"),
+        (cell(SOURCES, "records", 1, 302), "source-1"),
+        (cell(SOURCES, "rejected", 1, 0), "source-1"),
+        (table(SOURCES, lambda t: t[:-1]), ""),
+        (table(SOURCES, lambda t: t.take([1, 0, 2])), ""),
+        (table(REJECTED, lambda t: t[1:]), "source-0"),
+        (beside_statistics(REJECTED, "source_id", 1 << 27), "source-0"),
+    ],
+    "position ids": [(table(PART, lambda t: t.take([1, 0, *range(2, len(t))])), "")],
+    "game ids": [(table(GAMES, lambda t: pa.concat_tables([t[:5], t[4:]])), "")],
+    "games": [
+        (cell(GAMES, "positions", 4, 21), "game 4: "),
+        (cell(PART, "game_id", 0, 10_000), ""),
+        (table(GAMES, hash_of_another_split), "game 4.*game 5|game 5.*game 4"),
+    ],
+    "game values": [
+        (entry("stages convert test"), ""),
+        *((cell(GAMES, name, 1, value), f"game 1: .*{name}") for name, value in GAME_VALUES.items()),
+        *((cell(GAMES, "moves", 1, moves), "game 1: .*moves") for moves in ([25], [None])),
+        (duplicates(None, 0, None), "game 2: .*duplicate_of null"),
+        (duplicates(None, 0, 1), "game 2: .*duplicate_of 1"),
+        (duplicates(0, 0, 0), "game 0: .*duplicate_of 0"),
+        (duplicates(None, None, None), "game 1: .*duplicate_of null"),
+    ],
+    "position values": [  # tests/shards/test_block_check.py has more
+        (cell(FIRST, "board", 3, b"\xff" * 7), "row 3: .*ffffffffffffff"),
+        (cell(FIRST, "value", 3, float("nan")), "row 3: .*value nan"),
+        (cell(FIRST, "policy", 3, [{"cell": 25, "probability": 1.0}]), "row 3: .*cell 25"),
+        (cell(FIRST, "metadata", 3, "[" * 100_000), "row 3: .*metadata"),
+    ],
+    "shuffle stage": [
+        *((entry(f"stages shuffle {name}"), "") for name in ("positions", "rejected", "of")),
+        (stage("shuffle", left_out={"where": 3}), ""),
+    ],
+    "shuffled rows": [
+        *((entry(f"stages shuffle {name}"), "") for name in ("splits val", "seed", "policies train")),
+        *((in_bucket(name, value), "") for name, value in BUCKET_VALUES.items()),
+        *((in_bucket(name, None), "") for name in ("game_id", "move", "metadata")),
+        (in_bucket("total_positions", 99, was_null=True), ""),
+        *((in_bucket("policy", each, was_null=True), "") for each in ([], [{"cell": 3, "probability": 0.0}])),
+        (swap_between_buckets, "other buckets"),
+        (move_between_splits, ""),
+        (stage("shuffle", buckets={"train": 2, "val": 1, "test": 1}), "train"),
+        (stage("shuffle", buckets={"train": 3}), "val"),
+        (stage("shuffle", choices={"per_game": "1"}), "per_game"),
+        (stage("shuffle", choices={"per_gam": 1}), "per_gam"),
+        (stage("shuffle", choices={"per_game": 3}), ""),
+    ],
+    "shuffled order": [
+        (table(BUCKET, lambda t: t.take([1, 0, *range(2, len(t))])), BUCKET),
+        (table(BUCKET, lambda t: t.take([0, 0, *range(2, len(t))])), ""),
+    ],
+    "export stage": [(entry(f"stages export {name}"), "") for name in ("positions", "of")],
+    "shards": [
+        (entry(f"files shards/{SHARD} rows"), ""),
+        *((entry(f"stages export {name}"), "") for name in ("splits test", "shards train", "digest")),
+        *((in_block(name), "000008") for name in BLOCK_FIELDS),
+        (blocks(lambda b: {key + (key == 11): block for key, block in b.items()}), ""),
+        (blocks(lambda b: b | {8: b[9], 9: b[8]}), ""),
+        (blocks(lambda b: {k: v for k, v in b.items() if k != 7}), ""),
+        (blocks(lambda b: b | {max(b) + 1: b[max(b)]}, listed=False), "more positions"),
+        (blocks(lambda b: {k: {n: a for n, a in v.items() if n != "move"} for k, v in b.items()}), ""),
+        (blocks(lambda b: {k: v | {"value": v["value"].astype("<f8")} for k, v in b.items()}), ""),
+        (of_shards(wrong_offset), "000008"),
+        (of_shards(lambda m: replace(m, fields={"more": FieldSpec("|u1", ()), **m.fields})), "field"),
+        (of_shards(lambda m: replace(m, fields={**m.fields, "move": FieldSpec("<u4", ())})), "field"),
+        (of_shards(lambda m: replace(m, splits={"train": m.splits["train"]})), ""),
+        *(
+            (of_shards(lambda m, change=change: replace(m, **change)), "differ")  # type: ignore[misc]
+            for change in ({"board_size": 6}, {"shard_size": 384}, {"order_version": 99}, {"seed": SEED + 1})
+        ),
+    ],
+}
+"""Faults by the check that must fail, and a pattern of what the check must name."""
+
+
+@pytest.mark.parametrize(
+    ("check", "number"),
+    [(check, number) for check, faults in FAULTS.items() for number in range(len(faults))],
+)
+def test_a_fault_is_found(store: Altered, failures: Failures, check: str, number: int) -> None:
+    fault, named = FAULTS[check][number]
+    fault(store)
+    found = failures(store.path, check)
+    assert check in found, found
+    assert re.search(named, found[check], re.DOTALL), found
+
+
+def test_a_store_passes_at_each_stage(trmph_store: Path, shuffled_store: Path, exported: Path) -> None:
+    for store, skipped in (
+        (trmph_store, ["shuffle", "export"]),
+        (shuffled_store, ["export"]),
+        (exported, []),
+    ):
+        before = {path: path.stat().st_mtime_ns for path in [store, *store.rglob("*")]}
+        result = verify_store(store)
+        result.require()
+        assert result.skipped == skipped
+        assert "input order" in {check.name for check in result.checks}
+        assert {path: path.stat().st_mtime_ns for path in [store, *store.rglob("*")]} == before
+
+
+@pytest.mark.parametrize("name", [PART, BUCKET, GAMES])
+def test_a_broken_page_is_found_where_the_digest_agrees(
+    store: Altered, name: str, failures: Failures
+) -> None:
+    data = (store.path / name).read_bytes()
+    footer = data[-8 - int.from_bytes(data[-8:-4], "little") :]
+    store.content(name, data[:4] + bytes(len(data) - len(footer) - 4) + footer)
+    assert failures(store.path)
+
+
+def test_the_sign_of_a_zero_is_found(odd_store: Path, copy_store: CopyStore, failures: Failures) -> None:
+    altered = Altered(copy_store(odd_store))
+    altered.cell(FIRST, "value", 0, 0.0)
+    altered.cell(FIRST, "policy", 0, [{"cell": 3, "probability": 0.0}])
+    shuffle_store(altered.path, ShuffleOptions(seed=SEED, buckets=1))
+    rows = altered.read(BUCKET)
+    row = rows["value"].to_pylist().index(0.0)
+    for column, value in (("value", -0.0), ("policy", [{"cell": 3, "probability": -0.0}])):
+        altered.cell(BUCKET, column, row, value)
+        assert "shuffled rows" in failures(altered.path, "shuffled rows")
+        altered.table(BUCKET, lambda _: rows)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"assign": "game"},
+        {"where": "position_in_game > 4", "stratify_by": "player_to_move", "balance_by": "winner"},
+        {"where": "value > 0.1", "dedup": "symmetric", "per_game": 9, "stratify_by": "length"},
+    ],
+    ids=["whole games", "stratified", "all at once"],
+)
+def test_a_choice_passes_and_a_damaged_one_is_found(
+    odd_store: Path, copy_store: CopyStore, failures: Failures, choice: dict[str, Any]
+) -> None:
+    store = copy_store(odd_store)
+    shuffle_store(store, ShuffleOptions(seed=SEED, buckets=3, **choice))
+    assert failures(store) == {}
+    facts = Manifest.load(store)
+    stated = facts.stages["shuffle"]
+    assert stated["positions"] + sum(stated["left_out"].values()) == facts.counts["positions"]
+    swap_between_buckets(Altered(store))
+    assert "shuffled rows" in failures(store, "shuffled rows")
+
+
+# --- plies and quality ----------------------------------------------------------------------------------
+
+
+def number_plies(rows: pa.Table) -> pa.Table:
+    games = rows["game_id"].fill_null(-1).to_numpy()
+    plies, totals = np.zeros(len(games), np.uint16), np.zeros(len(games), np.uint16)
+    for game in np.unique(games):
+        (own,) = np.nonzero(games == game)
+        plies[own], totals[own] = np.arange(len(own)), len(own)
+    return with_column(with_column(rows, "position_in_game", plies), "total_positions", totals)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("position_in_game", 2), ("position_in_game", 30), ("game_id", "next"), ("game_id", -1)],
+)
+def test_a_wrong_ply_or_game_is_found(store: Altered, failures: Failures, column: str, value: Any) -> None:
+    """All games are recovered; the positions have no plies except those of one file."""
+    store.table(GAMES, lambda games: with_column(games, "provenance", ["recovered"] * len(games)))
+    for path in sorted((store.path / "positions").iterdir()):
+        name = f"positions/{path.name}"
+        unnumbered = lambda rows: with_column(rows, "position_in_game", [None] * len(rows))  # noqa: E731
+        store.table(name, number_plies if name == PART else unnumbered)
+    rows = store.read(PART)["game_id"].to_pylist()
+    game = next(game for game in rows if game is not None)
+    assert "games" not in failures(store.path, "games")
+    store.cell(PART, column, rows.index(game) + 3, game + 1 if value == "next" else value)
+    named = value if value == -1 else game
+    assert f"game {named}: " in failures(store.path, "games")["games"]
+
+
+def test_a_shuffle_that_does_not_mix_is_found(
+    tmp_path: Path, write_odd_store: WriteOddStore, failures: Failures
+) -> None:
+    """A store whose games are just those that its shuffle puts side by side: in order, and not mixed."""
+    altered = Altered(write_odd_store(tmp_path / "store", 2_000, 1))
+    rank = np.argsort(np.argsort(sort_key(np.arange(2_000), derive_key(SEED, "shuffle"))))
+
+    def all_train(games: pa.Table) -> pa.Table:
+        first = games.slice(0, 1).to_pylist()[0] | {"positions": 20, "split": "train"}
+        made = [{**first, "game_id": game, "game_hash": bytes([0x40 + game] * 16)} for game in range(100)]
+        return pa.Table.from_pylist(made, schema=games.schema)
+
+    altered.table(FIRST, lambda rows: with_column(rows, "game_id", rank // 20))
+    altered.table(GAMES, all_train)
+    shuffle_store(altered.path, ShuffleOptions(seed=SEED, buckets=2))
+    assert failures(altered.path) == {}
+    found = failures(altered.path, "shuffle quality")
+    assert list(found) == ["shuffle quality"]
+    assert "lag 1: 0.9505, expected 0.009505" in found["shuffle quality"]
+    shuffle_store(altered.path, ShuffleOptions(seed=SEED + 1, buckets=2))
+    assert failures(altered.path, "shuffle quality") == {}
+
+
+# --- shards of a broken exporter, compared with the positions if the buckets were removed ----------------
+
+
+def move_a_policy(block: Block) -> None:
+    """Give the last policy to the last row that has none."""
+    others = np.setdiff1d(np.arange(len(block["move"])), block["policy_row"])
+    block["policy_row"][-1] = others[-1]
+    block["policy_row"].sort()
+
+
+def exchange_rows(block: Block) -> None:
+    for name in row_fields(block):
+        block[name][[3, 4]] = block[name][[4, 3]]
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOddStore) -> Path:
+    """A shuffled store with targets. Read only: copy it."""
+    store = write_odd_store(tmp_path_factory.mktemp("weighted") / "store", 900, 3, ("root_value", "weight"))
+    shuffle_store(store, ShuffleOptions(seed=7, buckets=5, threads=1))
+    return store
+
+
+@pytest.mark.parametrize(
+    ("layout", "alter"),
+    [
+        ("samples", lambda block: block["value"].view(np.int32).__setitem__(3, 7)),
+        ("blocks", lambda block: block["weight"].__setitem__(3, 0.75)),
+        ("samples", move_a_policy),
+        ("blocks", exchange_rows),
+    ],
+    ids=["value", "weight", "policy", "rows"],
+)
+def test_shards_of_other_rows_are_found_without_the_buckets(
+    weighted: Path, copy_store: CopyStore, failures: Failures, layout: Any, alter: Callable[[Block], None]
+) -> None:
+    convert, made = shards.columns_to_block, count()
+    store = copy_store(weighted)
+
+    def altering(*arguments: Any) -> Any:
+        block = convert(*arguments)
+        if next(made) == 4:
+            block = {field: array.copy() for field, array in block.items()}
+            alter(block)
+        return block
+
+    options = ExportOptions(shard_size=96, block_size=32, workers=1, layout=layout, free_buckets=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "columns_to_block", altering)
+        export_shards(store, options)
+    found = failures(store, "shuffled rows", "shards")
+    assert list(found) == ["shards"]
+    assert ".tar" in found["shards"]
