@@ -145,6 +145,8 @@ class _List:
         started: Whether the rows of the query are being read.
         ended: Set when nothing more will be found.
         error: Error that ended the query; None if there is none.
+        is_told: Whether a request has received the error, so that the next one tries again.
+        is_stuck: Whether the query was left to itself.
         requested: Time of the last request.
     """
 
@@ -152,6 +154,7 @@ class _List:
         self.cursor, self.ended = cursor, threading.Event()
         self.ids, self.found, self.started = np.empty(0, np.int64), 0, False
         self.error: HexdataError | None = None
+        self.is_told = self.is_stuck = False
         self.requested = time.monotonic()
 
     def make(self, query: ListQuery, con: DuckDBPyConnection, store: Store) -> None:
@@ -272,7 +275,9 @@ class OpenStore:
         """
         with self._lock:
             found = self._lists.get(query)
-            if found is None or found.error is not None:  # after an error, try again
+            # After an error, try again. A query that was left to itself still runs; another one would take a
+            # further core.
+            if found is None or (found.is_told and not found.is_stuck):
                 found = self._lists[query] = _List(self.con.cursor())
                 threading.Thread(target=self._watch, args=(query, found), daemon=True).start()
             self._lists.move_to_end(query)
@@ -283,6 +288,7 @@ class OpenStore:
         # Outside of the lock, so that requests for other lists do not wait.
         found.ended.wait(wait)
         if found.error is not None:
+            found.is_told = True
             raise found.error
         return found
 
@@ -297,11 +303,14 @@ class OpenStore:
             while not found.ended.wait(0.1):
                 now = time.monotonic()
                 is_slow = now - begun > _STARTING and not found.started
-                if is_slow or now - found.requested > _ABANDONED or self.is_closed:
+                is_abandoned = now - found.requested > _ABANDONED or self.is_closed
+                if is_slow or is_abandoned:
+                    found.is_told = is_abandoned  # nobody waits for the error
                     found.cursor.interrupt()
                     worker.join(_STUCK)
                     break
             if not found.ended.is_set():
+                found.is_stuck = True
                 found.error = ConfigError("computing the filter or the sort key takes too long")
                 found.ended.set()
 

@@ -90,8 +90,8 @@ def test_hostile_filters_harm_neither_memory_nor_other_lists(served: Served) -> 
         assert served.memory() < LIMIT, name
         assert served.process.poll() is None, name
     assert served.listed("game_id < 2", 40)["found"] == 2
-    answer = served.listed(FILTERS["a function without end"], 40)
-    assert "error" in answer
+    for _ in range(2):  # the query still runs, so a request does not begin it again
+        assert "error" in served.listed(FILTERS["a function without end"], 40)
     assert served.memory() < LIMIT
     served.process.send_signal(signal.SIGINT)
     assert served.process.wait(20) == 0
