@@ -67,44 +67,49 @@ _DRAW_BITS: Final = 53
 class BatchOptions:
     """Contents of batches of B positions on boards of size n.
 
+    Attributes:
+        fields: The arrays of a batch:
+
+            - ``board`` (B, ``planes``, n, n), cells 0 or 1: blue's stones, red's stones and, with three
+              planes, the player to move. With ``board="packed"``: uint8 (B, ceil(2·n·n / 8)), as
+              ``board.pack_boards`` returns. With ``board="fill"``: fill rows (B, n·n), uint8, or uint16 above
+              board size 15, and ``ply`` (B,) of the same dtype; ``hexdata.fill`` describes them.
+            - ``policy`` float32 (B, n·n): the stored dense policy if the position has one, otherwise one-hot.
+              Zeros if ``policy_weight`` is 0.
+            - ``policy_mask`` bool (B,): False for final positions, whose policy is set by ``final_policy``,
+              and for positions whose ``policy_weight`` is 0.
+            - ``policy_weight`` float32 (B,): 0 if the sources say that the policy is not to be trained, else
+              1.
+            - ``move`` uint16 (B,): cell index; 65535 for final positions.
+            - ``value`` float32 (B,): 0 if blue wins, 1 if red wins.
+            - ``value_weight`` float32 (B,): 0 or 1, drawn with ``tier_probability``.
+            - ``position_id``, ``game_id`` int64 (B,), the latter -1 if unknown; ``player_to_move`` uint8
+              (B,), 0 blue, 1 red; ``value_sample_tier`` uint8 (B,), 255 if unknown; ``position_in_game`` and
+              ``total_positions`` uint16 (B,), 65535 if unknown.
+            - If the store has them: ``root_value`` float32 (B,), from 0 for blue to 1 for red; ``visits``
+              int32 (B,), -1 if unknown; ``weight`` float32 (B,); and ``extra.NAME`` float32 (B,) for each
+              number NAME that its sources give. Floats are NaN if unknown.
+        planes: Number of planes, 2 or 3. The third plane is 1 if red is to move and 0 if blue is. With packed
+            boards and fill rows, the third plane is added on the device, and batches contain
+            ``player_to_move`` for this.
+        board: Dtype of the boards, "packed" for one bit per cell, or "fill" for one ply per cell.
+        final_policy: Policy of final positions: "zeros", "uniform" (1/n² everywhere), or "skip" to omit final
+            positions.
+        tier_probability: Probabilities of value weight 1 for tiers 0, 1, 2 and 3, drawn in every epoch;
+            positions of unknown tier always have weight 1. Batches then contain ``value_weight``. None: all
+            positions have weight 1.
+        symmetry: Whether to apply to each position one of its four symmetries, drawn in every epoch.
+
     Raises:
         ConfigError: An option has an invalid value.
     """
 
     fields: Sequence[str] = DEFAULT_FIELDS
-    """The arrays of a batch:
-
-    - ``board`` (B, ``planes``, n, n), cells 0 or 1: blue's stones, red's stones and, with three planes, the
-      player to move. With ``board="packed"``: uint8 (B, ceil(2·n·n / 8)), as ``board.pack_boards`` returns.
-      With ``board="fill"``: fill rows (B, n·n), uint8, or uint16 above board size 15, and ``ply`` (B,) of the
-      same dtype; ``hexdata.fill`` describes them.
-    - ``policy`` float32 (B, n·n): the stored dense policy if the position has one, otherwise one-hot. Zeros
-      if ``policy_weight`` is 0.
-    - ``policy_mask`` bool (B,): False for final positions, whose policy is set by ``final_policy``, and for
-      positions whose ``policy_weight`` is 0.
-    - ``policy_weight`` float32 (B,): 0 if the sources say that the policy is not to be trained, else 1.
-    - ``move`` uint16 (B,): cell index; 65535 for final positions.
-    - ``value`` float32 (B,): 0 if blue wins, 1 if red wins.
-    - ``value_weight`` float32 (B,): 0 or 1, drawn with ``tier_probability``.
-    - ``position_id``, ``game_id`` int64 (B,), the latter -1 if unknown; ``player_to_move`` uint8 (B,), 0
-      blue, 1 red; ``value_sample_tier`` uint8 (B,), 255 if unknown; ``position_in_game`` and
-      ``total_positions`` uint16 (B,), 65535 if unknown.
-    - If the store has them: ``root_value`` float32 (B,), from 0 for blue to 1 for red; ``visits`` int32 (B,),
-      -1 if unknown; ``weight`` float32 (B,); and ``extra.NAME`` float32 (B,) for each number NAME that its
-      sources give. Floats are NaN if unknown.
-    """
     planes: int = 2
-    """Number of planes, 2 or 3. The third plane is 1 if red is to move and 0 if blue is. With packed boards
-    and fill rows, the third plane is added on the device, and batches contain ``player_to_move`` for this."""
     board: BoardForm = "float32"
-    """Dtype of the boards, "packed" for one bit per cell, or "fill" for one ply per cell."""
     final_policy: FinalPolicy = "zeros"
-    """Policy of final positions: "zeros", "uniform" (1/n² everywhere), or "skip" to omit final positions."""
     tier_probability: Sequence[float] | None = None
-    """Probabilities of value weight 1 for tiers 0, 1, 2 and 3, drawn in every epoch; positions of unknown
-    tier always have weight 1. Batches then contain ``value_weight``. None: all positions have weight 1."""
     symmetry: bool = False
-    """Whether to apply to each position one of its four symmetries, drawn in every epoch."""
 
     def __post_init__(self) -> None:
         for name in ("fields", "tier_probability"):

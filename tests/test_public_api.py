@@ -10,11 +10,15 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from hexdata.batch import BatchOptions
+from hexdata.loader import LoaderOptions, SplitOptions
 
 ROOT = Path(__file__).parents[1]
 LISTED = ROOT / "tests" / "public_api.txt"
@@ -94,6 +98,12 @@ def test_the_public_names_are_those_listed() -> None:
         "If you only added a parameter, run python tests/test_public_api.py"
     )
     assert sorted(set(found) - set(listed)) == [], "public names are new: run python tests/test_public_api.py"
+
+
+@pytest.mark.parametrize("kind", [LoaderOptions, SplitOptions, BatchOptions])
+def test_help_describes_every_option_of_a_loader(kind: Any) -> None:
+    described = re.findall(r"^    (\w+): ", inspect.getdoc(kind) or "", re.MULTILINE)
+    assert {field.name for field in fields(kind)} <= {*described}
 
 
 if __name__ == "__main__":

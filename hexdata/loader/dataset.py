@@ -35,16 +35,10 @@ class PositionDataset:
         position = dataset[0]  # {"board": (2, n, n), "value": scalar}
         batch = dataset.batch([3, 1, 2])  # {"board": (3, 2, n, n), "value": (3,)}
 
-    ``hexdata.loader.SplitOptions`` describes the options:
-
-    - positions: ``split``, ``mode``, ``where``, ``dedup``, ``newest``, ``weights``, ``shards``
-    - batches: ``fields``, ``planes``, ``board``, ``final_policy``, ``tier_probability``, ``symmetry``,
-      ``seed``
-    - reading: ``check``, ``cache``, ``cache_size``
-
     Args:
         store: Directory of a store, or of shards with their ``manifest.json``, on disk or in an object store
             (``"s3://bucket/store"``). There is no stream mode.
+        split, fields, ...: Options, which ``help(hexdata.loader.SplitOptions)`` describes.
 
     Raises:
         ConfigError: An option has an invalid value, or the split does not exist.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABCMeta, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +35,14 @@ def refuse_index(loader: object, index: object) -> NoReturn:
     raise ConfigError(f"{reason}; for PyTorch, use hexdata.torch.TorchLoader")
 
 
-class EpochLoader:
+class ListedNames(ABCMeta):
+    """Metaclass whose classes list in ``dir`` and ``help`` what users call: no private and special names."""
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if name[0] != "_" or name in ("__iter__", "__len__")]
+
+
+class EpochLoader(metaclass=ListedNames):
     """Base class of loaders, which deliver the steps of an epoch and then those of the next one.
 
     A subclass defines the number of steps of an epoch and makes their batches.
@@ -48,13 +56,13 @@ class EpochLoader:
     _epoch: int
     _batch: int
 
+    @abstractmethod
     def steps(self, epoch: int) -> int:
         """Return the number of batches of an epoch, which is the same for every rank."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _make(self, epoch: int, steps: range) -> Iterator[Delivery]:
         """Yield this rank's batches at ascending steps of an epoch."""
-        raise NotImplementedError
 
     __getitem__ = refuse_index
 
@@ -83,7 +91,7 @@ class EpochLoader:
             raise ConfigError(f"batch {batch} is beyond the end of epoch {epoch}, which has {steps}")
         self._move_to(epoch, batch)
 
-    def for_rank(self, rank: int, world_size: int) -> Self:
+    def _for_rank(self, rank: int, world_size: int) -> Self:
         """Return a loader for another rank, at the same position. It shares the positions in memory.
 
         Within an epoch, ``world_size`` must stay the same.
@@ -106,15 +114,11 @@ class EpochLoader:
             for delivery in self._deliveries():
                 yield from self._deliver(delivery)
 
-    def batches(self, worker: int = 0, workers: int = 1) -> Iterator[Batch]:
+    def _deliveries(self, worker: int = 0, workers: int = 1) -> Iterator[Delivery]:
         """Yield this rank's batches at the steps t with t mod ``workers`` = ``worker``, as iterating does.
 
         The position of the loader does not change.
         """
-        return (delivery.batch for delivery in self._deliveries(worker, workers))
-
-    def _deliveries(self, worker: int = 0, workers: int = 1) -> Iterator[Delivery]:
-        """Yield what :meth:`batches` yields, with what :meth:`_deliver` counts."""
         if not 0 <= worker < workers:
             raise ConfigError(f"worker {worker} must be below the number of workers, {workers}")
         epoch, step = self._next_batch()

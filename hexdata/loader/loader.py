@@ -35,7 +35,6 @@ from hexdata.loader.exact import ExactEpoch, SelectedRows
 from hexdata.loader.game_reader import open_unchanged, table_digest
 from hexdata.loader.opening import find_data, open_data
 from hexdata.loader.options import LoaderOptions, takes_options
-from hexdata.loader.row_filter import Rows
 from hexdata.loader.schedule import EpochSchedule, Part
 from hexdata.loader.stream import StreamEpoch
 from hexdata.loader.weights import RealisedWeights
@@ -58,26 +57,17 @@ class Loader(EpochLoader):
         for batch in loader:  # one epoch
             train(batch["board"], batch["policy"], batch["value"])
 
-    ``hexdata.loader.LoaderOptions`` describes the options:
-
-    - positions: ``split``, ``mode``, ``where``, ``dedup``, ``newest``, ``weights``, ``shards``
-    - order: ``seed``, ``shuffle``, ``batch_size``, ``rank``, ``world_size``, ``remainder``
-    - batches: ``fields``, ``planes``, ``board``, ``final_policy``, ``tier_probability``, ``symmetry``,
-      ``transform``
-    - reading: ``check``, ``on_error``, ``cache``, ``cache_size``, ``prefetch``, ``streams``, ``window``,
-      ``threads``, ``progress``
-
     Args:
         store: Directory of a store, or of shards with their ``manifest.json``, on disk or in an object store
             (``"s3://bucket/store"``); or the URL of a folder of shards on a web server; or a command that
             prints a shard (``"pipe:cat /data/{name}"``). Games mode requires a store.
+        split, batch_size, ...: Options, which ``help(hexdata.loader.LoaderOptions)`` describes.
 
     Attributes:
         options: The options, ``LoaderOptions``.
         board_size: Board size n.
         manifest: The manifest of the selected shards; None in games mode.
         games: The table of the games and other positions of the split; None in the other modes.
-        transform: The function that is applied to each batch; None for none.
 
     Raises:
         ConfigError: An option or a split is invalid, or the position was changed during an iteration.
@@ -142,9 +132,9 @@ class Loader(EpochLoader):
         # holds states of digests, which cannot be pickled.
         return {**self.__dict__, "_opened": None}
 
-    def for_rank(self, rank: int, world_size: int) -> Self:
+    def _for_rank(self, rank: int, world_size: int) -> Self:
         """Return a loader for another rank, at the same position. It shares the positions in memory."""
-        other = super().for_rank(rank, world_size)
+        other = super()._for_rank(rank, world_size)
         # The rest is shared on purpose, but what this rank skips from here on is not skipped by the other.
         other._skipped = copy.deepcopy(self._skipped)
         other._opened = other._last_digest = None
@@ -165,11 +155,6 @@ class Loader(EpochLoader):
         return self.manifest.positions(self.options.split)
 
     @property
-    def subset(self) -> Rows | None:
-        """Rows that ``where``, ``newest`` and ``final_policy="skip"`` select; None for all rows."""
-        return self._selected.subset if self._selected else None
-
-    @property
     def realised(self) -> RealisedWeights | None:
         """What ``weights`` amount to in the current epoch, over all ranks; None without weights."""
         weighted = self._selected.weighted if self._selected else None
@@ -188,10 +173,7 @@ class Loader(EpochLoader):
         return self._open(epoch).steps
 
     def take(self, ranges: Sequence[tuple[int, int]], epoch: int) -> Iterator[Batch]:
-        """Yield one batch for each range [start, stop) of indices in an epoch's order, over all ranks.
-
-        The position of the loader does not change. Not in stream mode.
-        """
+        """Yield a batch per range [start, stop) of an epoch's order over all ranks. Not in stream mode."""
         opened = self._open(check_count("epoch", epoch, 0))
         if self._selected is None or not isinstance(opened, ExactEpoch):
             raise ConfigError("stream mode cannot deliver ranges of an epoch; use games or exact mode")
@@ -239,9 +221,7 @@ class Loader(EpochLoader):
 
     @property
     def epoch_digest(self) -> str | None:
-        """Digest of what this rank received in the last complete epoch; None if it did not receive all of it.
-        It is equal for runs that received the same positions at the same steps; see ``combine_digests``.
-        """
+        """Digest of what this rank received in the last complete epoch, see ``combine_digests``; or None."""
         return self._last_digest
 
     def state_dict(self) -> dict[str, Any]:

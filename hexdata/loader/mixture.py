@@ -193,7 +193,7 @@ class Mixture(EpochLoader):
         )
         _check_loaders(loaders)
         # Copies, whose conditions do not change while the mixture exists.
-        self._loaders = [each.for_rank(each.options.rank, each.options.world_size) for each in loaders]
+        self._loaders = [each._for_rank(each.options.rank, each.options.world_size) for each in loaders]
         self._sizes: list[Fraction] = sizes
         self._paced_share = self.options.shares()[pace]
         self._counts = SourceCounts(self.options)

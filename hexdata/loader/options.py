@@ -9,7 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Concatenate, Final, Literal, ParamSpec, get_args
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, get_args
 
 import numpy.typing as npt
 
@@ -38,24 +38,37 @@ ARRAY: Final = "array"
 MAX_EPOCH: Final = 1 << 61
 """Largest epoch that can be set. A state may contain larger ones, which follow it."""
 _P = ParamSpec("_P")
+_C = TypeVar("_C")
+_ATTRIBUTES: Final = re.compile(r"^Attributes:\n((?: {4}.*\n|\n(?= {4}))+)", re.MULTILINE)
+"""The section of a docstring that describes attributes."""
+
+
+def describe_all(cls: type[_C]) -> type[_C]:
+    """Add the attributes that docstrings of base classes describe to that of a class, for ``help``."""
+    docs = [inspect.cleandoc(each.__doc__ or "") for each in (*reversed(cls.__bases__), cls)]
+    # In the order of the signature of a dataclass.
+    described = "".join(match[1] for doc in docs if (match := _ATTRIBUTES.search(doc)))
+    cls.__doc__ = _ATTRIBUTES.sub(lambda _: f"Attributes:\n{described}", docs[-1])
+    return cls
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankedOptions:
-    """Options of what shares batches between ranks.
+    """Options of what shares batches between ranks, and a seed.
+
+    Attributes:
+        batch_size: Positions per batch of this rank.
+        rank: Rank of this process.
+        world_size: Number of ranks.
 
     Raises:
         ConfigError: An option has an invalid value.
     """
 
     batch_size: int = 1024
-    """Positions per batch of this rank."""
     seed: int = 0
-    """Any integer."""
     rank: int = 0
-    """Rank of this process."""
     world_size: int = 1
-    """Number of ranks."""
 
     def __post_init__(self) -> None:
         check_fields(self, {"batch_size": 1, "world_size": 1, "rank": 0})
@@ -72,48 +85,52 @@ class RankedOptions:
         return self.batch_size * self.world_size
 
 
+@describe_all
 @dataclass(frozen=True, kw_only=True)
 class SplitOptions(CacheOptions, BatchOptions):
     """Options that choose positions of a split, and determine the contents of their batches.
+
+    Attributes:
+        split: "train", "val" or "test".
+        seed: Seed of the order, of the symmetries and of the value weights: any integer.
+        mode: "games" holds the games of a store in memory, and permutes their positions; no shuffle or export
+            is needed. "exact" reads the shards of the split into memory, and permutes their positions.
+            "stream" reads shards sequentially, and permutes windows of them. None: "games" for a store
+            without shards, "exact" for local shards, otherwise "stream".
+        check: "digests" also compares every board with its game in games mode. The digest of every file is
+            compared when it is read, in all modes.
+        where: SQL condition that selects positions by labels, such as ``"value_sample_tier < 2"``, by the
+            results of a search that the store has, such as ``"visits >= 100 AND extra.temperature < 0.5"``,
+            and by columns of the game and of its source, such as ``"provenance = 'metadata'"``, which require
+            a store. Null counts as false. Not in stream mode. None: all positions.
+        dedup: "exact" leaves out games with the moves and the first player of an earlier game, "symmetric"
+            also those that equal one under a symmetry of the board, as ``hexdata shuffle --dedup`` does. Only
+            games with positions that ``where`` selects are compared. Requires a store; not in stream mode.
+        newest: Number of games with the highest ids whose positions are selected. Not in stream mode. None:
+            all games.
+        shards: Shards of the split to read, counted from 0 in the order of the manifest: text with the first
+            and the last one, such as ``"0-49"``, or a pair (start, stop), such as ``(0, 50)``. Not in games
+            mode. None: all shards.
+        weights: Weight of each position, from 0 to 65,535. Each epoch delivers a position of weight w
+            floor(w) or ceil(w) times, w times on average, and 0 leaves it out. An SQL expression over the
+            columns of ``where``, such as ``"weight"`` or ``"CASE WHEN value_sample_tier = 0 THEN 2 ELSE 0.5
+            END"``; or numbers (positions of the split,) in stored order; or a pair of position ids and
+            weights, both (M,), in any order, which contains every position of the split. Not in stream mode.
+            None: each position once.
 
     Raises:
         ConfigError: An option has an invalid value, or options contradict each other.
     """
 
     split: str = field(default="train", kw_only=False)
-    """"train", "val" or "test"."""
     seed: int = 0
-    """Seed of the order, of the symmetries and of the value weights: any integer."""
     mode: Mode | None = None
-    """"games" holds the games of a store in memory, and permutes their positions; no shuffle or export is
-    needed. "exact" reads the shards of the split into memory, and permutes their positions. "stream" reads
-    shards sequentially, and permutes windows of them. None: "games" for a store without shards, "exact" for
-    local shards, otherwise "stream"."""
     check: Check = "sizes"
-    """"digests" also compares every board with its game in games mode. The digest of every file is compared
-    when it is read, in all modes."""
     where: str | None = None
-    """SQL condition that selects positions by labels, such as ``"value_sample_tier < 2"``, by the results of
-    a search that the store has, such as ``"visits >= 100 AND extra.temperature < 0.5"``, and by columns of
-    the game and of its source, such as ``"provenance = 'metadata'"``, which require a store. Null counts as
-    false. Not in stream mode. None: all positions."""
     dedup: Dedup = "none"
-    """"exact" leaves out games with the moves and the first player of an earlier game, "symmetric" also those
-    that equal one under a symmetry of the board, as ``hexdata shuffle --dedup`` does. Only games with
-    positions that ``where`` selects are compared. Requires a store; not in stream mode."""
     newest: int | None = None
-    """Number of games with the highest ids whose positions are selected. Not in stream mode. None: all
-    games."""
     shards: str | Sequence[int] | None = None
-    """Shards of the split to read, counted from 0 in the order of the manifest: text with the first and the
-    last one, such as ``"0-49"``, or a pair (start, stop), such as ``(0, 50)``. Not in games mode. None: all
-    shards."""
     weights: Weights | None = None
-    """Weight of each position, from 0 to 65,535. Each epoch delivers a position of weight w floor(w) or
-    ceil(w) times, w times on average, and 0 leaves it out. An SQL expression over the columns of ``where``,
-    such as ``"weight"`` or ``"CASE WHEN value_sample_tier = 0 THEN 2 ELSE 0.5 END"``; or numbers (positions
-    of the split,) in stored order; or a pair of position ids and weights, both (M,), in any order, which
-    contains every position of the split. Not in stream mode. None: each position once."""
 
     def __post_init__(self) -> None:
         # Called by name: super() would stop at the first parent, which does not pass the call on.
@@ -153,44 +170,46 @@ class SplitOptions(CacheOptions, BatchOptions):
         return {name: getattr(self, name) for name in names if getattr(self, name) not in unselecting}
 
 
+@describe_all
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions(SplitOptions, RankedOptions):
     """Options of ``Loader``. Integers of other types, such as NumPy's, become Python ints, and lists tuples.
 
+    Attributes:
+        shuffle: Whether to shuffle. False delivers the stored order. None: only ``train`` is shuffled.
+        remainder: How to deliver the last global batch if it is incomplete. "short" shares its positions
+            evenly among the ranks; batches may then be shorter, or empty if there are fewer positions than
+            ranks. "pad" fills the batches with repeated positions; every batch then contains ``padding``,
+            bool (B,), True for repeated positions. "drop" omits the global batch. "auto" is "short" on one
+            rank and "pad" on several, so that all ranks have full batches.
+        on_error: "skip" leaves out shards that are missing, truncated or altered; each gives a warning and an
+            entry in ``skipped``. Requires shards. "raise" raises an error.
+        streams: (P, Q) of stream mode: each global batch has P parts, and consecutive steps cycle through Q
+            streams per part, so an epoch is read as P · Q streams. The number of ranks must divide P, and the
+            number of workers Q.
+        window: Maximum number of consecutive rows of a stream that are permuted together in stream mode.
+        threads: Number of threads that prepare batches ahead of the caller. 1: batches are prepared in the
+            thread that asks for them. More threads let batches be prepared while the caller computes, but
+            hardly raise the rate otherwise. The batches are the same.
+        transform: Function that is called with each batch, a dict of arrays, and returns the batch to
+            deliver, a mapping of names to arrays. It is called where the batch is made: in the threads, or in
+            the workers of ``hexdata.torch``.
+        progress: Receives progress while shards or games are read. Default: no reports.
 
     Raises:
         ConfigError: An option has an invalid value, or options contradict each other.
     """
 
     shuffle: bool | None = None
-    """Whether to shuffle. False delivers the stored order. None: only ``train`` is shuffled."""
     remainder: Remainder = "auto"
-    """How to deliver the last global batch if it is incomplete. "short" shares its positions evenly among the
-    ranks; batches may then be shorter, or empty if there are fewer positions than ranks. "pad" fills the
-    batches with repeated positions; every batch then contains ``padding``, bool (B,), True for repeated
-    positions. "drop" omits the global batch. "auto" is "short" on one rank and "pad" on several, so that all
-    ranks have full batches."""
     on_error: OnError = "raise"
-    """"skip" leaves out shards that are missing, truncated or altered; each gives a warning and an entry in
-    ``skipped``. Requires shards. "raise" raises an error."""
     # 1, 2 or 4 ranks and workers fit without setting it; more streams hold more windows in memory.
     streams: Sequence[int] = (4, 4)
-    """(P, Q) of stream mode: each global batch has P parts, and consecutive steps cycle through Q streams per
-    part, so an epoch is read as P · Q streams. The number of ranks must divide P, and the number of workers
-    Q."""
     # The default size of a shard, so that a window is one shard, which is read once.
     window: int = 262_144
-    """Maximum number of consecutive rows of a stream that are permuted together in stream mode."""
     threads: int = 1
-    """Number of threads that prepare batches ahead of the caller. 1: batches are prepared in the thread that
-    asks for them. More threads let batches be prepared while the caller computes, but hardly raise the rate
-    otherwise. The batches are the same."""
     transform: TransformFunction | None = None
-    """Function that is called with each batch, a dict of arrays, and returns the batch to deliver, a mapping
-    of names to arrays. It is called where the batch is made: in the threads, or in the workers of
-    ``hexdata.torch``."""
     progress: Progress = SILENT
-    """Receives progress while shards or games are read. Default: no reports."""
 
     def __post_init__(self) -> None:
         SplitOptions.__post_init__(self)

@@ -27,16 +27,18 @@ _NEEDED: Final = ("value", "position_id")
 class LoadOptions(SplitOptions):
     """Options of a trial run. The fields ``value`` and ``position_id`` are added to the batches.
 
+    Attributes:
+        weights: SQL expression of the weight of each position. None: each position once.
+        epochs: Number of epochs to run.
+        batch_size: Positions per batch.
+
     Raises:
         ConfigError: An option has an invalid value.
     """
 
     weights: str | None = None
-    """SQL expression of the weight of each position. None: each position once."""
     epochs: int = 1
-    """Number of epochs to run."""
     batch_size: int = 1024
-    """Positions per batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -52,8 +52,8 @@ class CacheOptions:
     """Options for the local copies of remote shards.
 
     Attributes:
-        cache: Folder of the copies. True (default): the default folder for shards in an object store, no
-            cache for other sources. False or None: no cache.
+        cache: Folder of the local copies of remote shards. True (default): the default folder for shards in
+            an object store, no cache for other sources. False or None: no cache.
         cache_size: Maximum size of the cache in bytes, or text such as "50GB", which is converted to bytes.
             Least recently used shards are evicted first. Default 50 GB.
         prefetch: In stream mode, number of shards to fetch ahead; 0 for none. None (default): the number of

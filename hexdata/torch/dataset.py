@@ -63,7 +63,7 @@ class RankedLoader(Generic[_Loader]):
         self._has_begun = False
         self._loader: _Loader = loader
         if rank is not None and world_size is not None:
-            self._loader = cast("_Loader", loader.for_rank(rank, world_size))
+            self._loader = cast("_Loader", loader._for_rank(rank, world_size))
 
     @property
     def loader(self) -> _Loader:
@@ -71,7 +71,7 @@ class RankedLoader(Generic[_Loader]):
         if self._finds_rank and not self._has_begun:
             rank, world_size = self._find_rank()
             if world_size > 1:
-                self._loader = cast("_Loader", self._loader.for_rank(rank, world_size))
+                self._loader = cast("_Loader", self._loader._for_rank(rank, world_size))
                 self._finds_rank = False
         return self._loader
 
@@ -124,7 +124,7 @@ class LoaderDataset(RankedLoader[Loader], IterableDataset[TensorBatch]):
         super().__init__(loader, rank, world_size)
         options = self.loader.options
         # The dataset moves its loader from epoch to epoch, and the one that was given must not change.
-        self._loader = self.loader.for_rank(options.rank, options.world_size)  # a copy
+        self._loader = self.loader._for_rank(options.rank, options.world_size)  # a copy
         # Each worker gets a pickled or forked copy of the dataset; only this memory is the same for all.
         self._counter = SharedEpochCounter()
         self._where = SharedValue(self.loader.options.where)

@@ -135,7 +135,7 @@ def test_the_last_batch_is_divided_padded_or_dropped(shards: ShardFolder, option
     alone = Loader(shards.path, remainder="drop", **{**common, "world_size": 1})
     assert [len(ids) for ids in ids_of(alone)] == [36] * 3
     with pytest.raises(ConfigError, match="drop' leaves no batch"):
-        alone.for_rank(0, 4)
+        alone._for_rank(0, 4)
     empty = list(Loader(shards.path, rank=3, remainder="short", **{**common, "batch_size": 33}))[-1]
     assert [(array.dtype, array.shape) for array in empty.values()] == [
         (np.float32, (0, 2, 5, 5)),

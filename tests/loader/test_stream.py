@@ -115,4 +115,4 @@ def test_the_order_is_pinned(shards: ShardFolder) -> None:
 def test_an_invalid_number_of_workers_is_refused(shards: ShardFolder) -> None:
     loader = Loader(shards.path, mode="stream", batch_size=12)
     with pytest.raises(ConfigError, match="number of workers, 3, must divide Q"):
-        next(loader.batches(0, 3))
+        next(loader._deliveries(0, 3))

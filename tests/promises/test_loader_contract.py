@@ -43,8 +43,8 @@ def ids_of(batch: Any) -> list[int]:
 def rest(loader: Any, workers: int) -> Steps:
     """Return what the workers of one rank deliver, by step."""
     first = loader.state_dict()["batch"]
-    own = [loader.batches(worker, workers) for worker in range(workers)]
-    steps = [ids_of(next(own[step % workers])) for step in range(first, len(loader))]
+    own = [loader._deliveries(worker, workers) for worker in range(workers)]
+    steps = [ids_of(next(own[step % workers]).batch) for step in range(first, len(loader))]
     assert all(next(worker, None) is None for worker in own)
     return steps
 
