@@ -76,4 +76,4 @@ def test_workers_end_with_a_killed_parent(tmp_path):
         assert parent.stdout is not None
         assert int(parent.stdout.readline()) in [worker.pid for worker in worker_processes(parent.pid)]
         parent.kill()
-        parent.communicate(timeout=10)  # ends when no worker has the pipes open
+        parent.communicate(timeout=300)  # ends when no worker has the pipes open

@@ -18,7 +18,7 @@ __all__ = ["FAULTS", "READY", "Browser", "browser", "missing"]
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 ANSWERING = 300.0
-"""Timeout in seconds for answers of the driver."""
+"""Timeout in seconds for answers of the driver, and for a condition."""
 
 READY = "document.querySelector('h1') && !document.getElementById('view').hasAttribute('aria-busy')"
 """Whether a view of ``hexdata browse`` is complete."""
@@ -66,7 +66,7 @@ class Browser:
 
     def wait_for(self, condition: str) -> None:
         """Wait until an expression is true."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + ANSWERING
         while not self.run(f"return {condition}"):
             assert time.monotonic() < deadline, condition
             time.sleep(0.05)

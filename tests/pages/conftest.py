@@ -40,7 +40,7 @@ class Page:
         address = f"{self.address}{path}?{urllib.parse.urlencode(facts)}"
         request = urllib.request.Request(address, headers=headers or {})
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return answer.status, answer.headers, answer.read()
         except urllib.error.HTTPError as error:
             with error:
@@ -48,7 +48,7 @@ class Page:
 
     def get(self, path: str, **facts: Any) -> Any:
         """Return the JSON of a successful answer; that of a list when it is complete."""
-        for _ in range(1_000):
+        for _ in range(15_000):
             status, _, body = self.request(path, **facts)
             assert status == 200, body
             if (content := json.loads(body)).get("complete", True):

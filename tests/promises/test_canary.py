@@ -94,7 +94,6 @@ READERS: dict[str, Callable[[str], object]] = {
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up after one attempt."""
-    monkeypatch.setattr(sources, "_TIMEOUT", 1.0)
     monkeypatch.setattr(sources, "_RETRY", RetryPolicy(attempts=1))
     config = {**address._OPTIONS["s3"]["config_kwargs"], "retries": {"total_max_attempts": 1}}
     monkeypatch.setitem(address._OPTIONS["s3"], "config_kwargs", config)

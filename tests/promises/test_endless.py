@@ -59,7 +59,7 @@ COMMANDS = {
     "endless command": "pipe:yes # {name}",
     "endless zeros": "pipe:cat /dev/zero # {name}",
     "silent command": "pipe:sleep 100 # {name}",
-    "silent command that leaves its process group": "pipe:setsid sleep 25 # {name}",
+    "silent command that leaves its process group": "pipe:setsid sleep 100 # {name}",
     "slow command": "pipe:while echo '['; do sleep 0.1; done # {name}",
 }
 
@@ -79,13 +79,13 @@ def serving(answer: Callable[[], Iterator[bytes]]) -> Iterator[tuple[str, list[i
                 if ended.is_set():
                     return
             if answer is ANSWERS["silence"]:
-                ended.wait(30)
+                ended.wait(300)
 
     def accept() -> None:
         with suppress(OSError):
             while True:
                 connection, _ = listening.accept()
-                connection.settimeout(30)
+                connection.settimeout(300)
                 threading.Thread(target=handle, args=(connection,), daemon=True).start()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -116,7 +116,7 @@ def require_an_error(location: str) -> str:
         assert tracemalloc.get_traced_memory()[1] < 40_000_000
     finally:
         tracemalloc.stop()
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 90
     return str(caught.value)
 
 
@@ -124,7 +124,7 @@ def require_an_error(location: str) -> str:
 def test_every_read_from_a_server_ends(name: str) -> None:
     with serving(ANSWERS[name]) as (address, requests):
         require_an_error(address)
-        assert len(requests) <= 6
+        assert len(requests) <= 2 * 6  # attempts, each with five redirections
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -133,7 +133,8 @@ def test_every_read_from_a_command_ends(name: str) -> None:
 
 
 def test_a_redirection_is_followed_at_most_five_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_WAIT", 10.0)
+    monkeypatch.setattr(sources, "_WAIT", 300.0)
+    monkeypatch.setattr(sources, "_TIMEOUT", 300.0)
     with serving(ANSWERS["redirection to itself"]) as (address, requests):
         assert "infinite loop" in require_an_error(address)
         assert len(requests) == 6

@@ -41,6 +41,8 @@ COMMANDS: dict[str, Sequence[str]] = {
 """Commands that make temporary files, run in a folder with a store and its sources."""
 PROBE = re.compile("[a-z0-9_]{8}")
 """The file with which Python finds out, once in a process, whether it can write to a temporary folder."""
+PATIENT = 300.0
+"""Seconds after which a process is considered to hang."""
 LONG = COMMANDS["sql"]
 """A command that runs until it is ended."""
 
@@ -112,7 +114,7 @@ class Workplace:
 
     def run_next(self) -> None:
         """Run another command."""
-        assert self.start(["info", "store", "--json"]).wait(60) == 0
+        assert self.start(["info", "store", "--json"]).wait(PATIENT) == 0
 
 
 @pytest.fixture
@@ -143,10 +145,10 @@ def test_a_terminated_command_leaves_nothing(name: str, workplace: Workplace) ->
     process = workplace.stop_with_files(COMMANDS[name])
     process.send_signal(signal.SIGTERM)
     os.killpg(process.pid, signal.SIGCONT)
-    assert process.wait(60) == 128 + signal.SIGTERM
+    assert process.wait(PATIENT) == 128 + signal.SIGTERM
     assert "Traceback" not in workplace.errors.read_text()
     assert workplace.left() == []
-    deadline = time.monotonic() + 10  # loky's processes end a moment after their parent
+    deadline = time.monotonic() + PATIENT  # loky's processes end a moment after their parent
     while processes_of(process.pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -171,7 +173,7 @@ def test_a_closed_terminal_ends_a_command_as_ctrl_c_does(name: str, workplace: W
     assert workplace.left() == files
     process.send_signal(number)
     process.send_signal(signal.SIGCONT)
-    assert process.wait(60) == 128 + number
+    assert process.wait(PATIENT) == 128 + number
     assert workplace.left() == []
 
 

@@ -25,8 +25,6 @@ from hexdata.torch import DeviceLoader, LoaderDataset, TorchLoader
 from hexdata.webdataset import LoaderPipeline
 from tests.pairs import FULL
 
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # fork
-
 ROOT = Path(__file__).parents[2]
 WORLD = 2
 TIMEOUT = 300

@@ -35,7 +35,6 @@ from hexdata.torch import DeviceLoader, LoaderDataset, TorchLoader, as_tensors  
 from hexdata.torch.shared import MAX_WORKERS, SharedEpochCounter, iteration_id  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # fork
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
 ]
 
@@ -365,7 +364,7 @@ def test_workers_end_with_the_main_process(shards: Path, form: str, name: str) -
             number = signal.Signals[name]
             (os.killpg if name == "SIGINT" else os.kill)(main.pid, number)
             assert main.wait(TIMEOUT) == -number
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + TIMEOUT
             while (left := set(living_in(main.pid))) and time.monotonic() < deadline:
                 time.sleep(0.1)
             assert left == set()

@@ -20,7 +20,6 @@ from tests.pairs import every_pair
 from tests.shard_folder import ShardFolder
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),  # fork
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
 ]
 

@@ -206,10 +206,10 @@ def test_a_full_disk_raises_a_budget_error(tmp_path, small_disk):
 
 def test_a_fetch_that_is_stopped_does_not_wait_for_a_slow_source(tmp_path):
     entries, begun = make_entries(tmp_path / "a", SIZE), time.monotonic()
-    source = ShardSource("pipe:head -c 200000 /dev/zero; sleep 60 # {name}")
+    source = ShardSource("pipe:head -c 200000 /dev/zero; sleep 600 # {name}")
     cached = CachedSource(source, tmp_path / "cache", SIZE, entries)
     cached.prefetch("0.tar", iter([False, True]).__next__)
-    assert time.monotonic() - begun < 40
+    assert time.monotonic() - begun < 300
     assert copies(cached) == set()
 
 

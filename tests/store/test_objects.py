@@ -88,7 +88,7 @@ def test_a_process_whose_lock_was_taken_is_told_that(store, monkeypatch):
     def write_until_told():
         with store.writing("shuffle"):
             (store.path / ".lock").write_bytes(OTHER)
-            for _ in range(1000):
+            for _ in range(30_000):
                 time.sleep(0.01)
                 store.require_lock()
 
