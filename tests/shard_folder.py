@@ -60,7 +60,6 @@ class ShardFolder:
             }
         manifest = ShardManifest(
             board_size=BOARD_SIZE,
-            layout="blocks",
             block_size=BLOCK_SIZE,
             shard_size=SHARD_SIZE,
             seed=seed,

@@ -57,7 +57,6 @@ OPTIONS: list[tuple[Call, str, list[Any]]] = [
     (ConvertOptions, "max_reject_rate val test", ["0.1", True, None, NAN, -0.1, 1.1, [0.1]]),
     (ConvertOptions, "salvage truncate_repeats", NO_FLAGS),
     (ConvertOptions, "value_convention", NO_CHOICES),
-    (ExportOptions, "layout", NO_CHOICES),
     (PicklesOptions, "order", NO_CHOICES),
     (PicklesOptions, "level", [0, 10]),
     (LiveLoader, "batch_size pool_size reservoir", [*NO_NUMBERS, 10**30]),

@@ -79,7 +79,7 @@ def test_new_data_makes_later_stages_outdated(exported: Path, copy_store: CopySt
     assert states(facts) == {"convert": "complete", "shuffle": "outdated", "export": "outdated"}
     assert commands(facts)[:2] == [
         "hexdata shuffle STORE --seed 3 --buckets 2",
-        "hexdata export STORE --shard-size 1024 --block-size 256 --layout blocks",
+        "hexdata export STORE --shard-size 1024 --block-size 256",
     ]
     for _, line in facts.steps[:2]:
         assert hexdata_run(*line.split()[1:]).status == 0

@@ -116,7 +116,6 @@ WRONG = [
     (STORE + '[shuffle]\nmemory = "2"\n', "[shuffle]", "'2'", "1GB"),
     (STORE + "[export]\nmemory = [1]\n", "[export]", "memory", "[1]"),
     (STORE + '[convert]\ninputs = ["a"]\nval = 2.0\n', "[convert]", "2.0"),
-    (STORE + '[export]\nlayout = "block"\n', "[export]", "layout", "block"),
     ("store =\n", "line 1"),
     ("a = " + "[" * 100_000, "not valid TOML"),
     (f"a = {'9' * 5_000}", "not valid TOML"),

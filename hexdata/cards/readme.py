@@ -77,17 +77,16 @@ def shards_readme(manifest: Manifest) -> str:
     export = manifest.stages["export"]
     shards = {split: export["shards"][split] for split in SPLITS if export["shards"].get(split)}
     files = {split: f"{split}-*.tar" for split in shards}
-    in_blocks = export["layout"] == "blocks"
     rows = (f"| `{split}` | {export['splits'][split]:,} | {count:,} |" for split, count in shards.items())
     text = _fill(
         "shards",
         header=_header({"shards": files}, "shards", export["positions"]),
         boards=boards_of(manifest),
-        sample=f"a block of up to {export['block_size']:,} positions" if in_blocks else "a position",
+        sample=f"a block of up to {export['block_size']:,} positions",
         rows="\n".join(rows),
         example=next(iter(shards), "train"),
     )
-    return text + (_boards(manifest, 'np.array(sample["board.npy"], np.uint8)') if in_blocks else "")
+    return text + _boards(manifest, 'np.array(sample["board.npy"], np.uint8)')
 
 
 def _fill(name: str, **texts: str) -> str:

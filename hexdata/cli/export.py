@@ -16,7 +16,6 @@ def export(
     level: int | None = None,
     shard_size: int | None = None,
     block_size: int | None = None,
-    layout: Literal["blocks", "samples"] | None = None,
     free_buckets: bool = False,
     replace: bool = False,
     workers: int | None = None,
@@ -46,16 +45,11 @@ def export(
     Options of --format webdataset:
         --shard-size N: Positions per shard. Default: 262144.
         --block-size N: Positions per block. Default: 4096.
-        --layout: blocks: one tar sample per block. samples: one per position, larger and slower to read.
-            Default: blocks.
         --free-buckets: Remove each bucket of the shuffle as soon as all shards with its rows are written.
     """
     # Before any import here, which would be among the local names.
     given = locals()
-    others = {
-        "pickle": ("shard_size", "block_size", "layout", "free_buckets"),
-        "webdataset": ("order", "level"),
-    }
+    others = {"pickle": ("shard_size", "block_size", "free_buckets"), "webdataset": ("order", "level")}
     if wrong := [f"--{name.replace('_', '-')}" for name in others[format] if given[name]]:
         raise ConfigError(f"{', '.join(wrong)} cannot be used with --format {format}")
     from hexdata.export import ExportOptions, PicklesOptions, PicklesResult, export_pickles, export_shards

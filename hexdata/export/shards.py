@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from msgspec.structs import asdict
 
-from hexdata.checks import check_choice, check_count, check_fields, check_options
+from hexdata.checks import check_count, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
 from hexdata.export.run import ExportFile, ExportRun, ReplacingOptions, exporting
@@ -21,8 +21,8 @@ from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shards.block_check import find_bad_value
 from hexdata.shards.blocks import block_fields, columns_to_block
-from hexdata.shards.format import ShardWriter, block_samples
-from hexdata.shards.manifest import LAYOUTS, MANIFEST_NAME, MAX_SIZE_OF_SHARDS, ShardEntry, ShardManifest
+from hexdata.shards.format import ShardWriter
+from hexdata.shards.manifest import MANIFEST_NAME, MAX_SIZE_OF_SHARDS, ShardEntry, ShardManifest
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath, storage_of
 from hexdata.storage.errors import VERIFY_HINT
@@ -44,8 +44,6 @@ class ExportOptions(ReplacingOptions):
         shard_size: Number of positions per shard, a multiple of ``block_size``. The last shard of a split
             has the remaining positions. Default 262,144.
         block_size: Number of positions per block. Default 4,096.
-        layout: "blocks", the default, for one block per sample of the tar file, or "samples" for one
-            position per sample, which is larger and slower to read.
         workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
             allows.
         memory: Memory limit in bytes for all processes together. Default 1 GB.
@@ -63,7 +61,6 @@ class ExportOptions(ReplacingOptions):
 
     shard_size: int = 262_144
     block_size: int = 4_096
-    layout: str = "blocks"
     free_buckets: bool = False
 
     def __post_init__(self) -> None:
@@ -77,7 +74,6 @@ class ExportOptions(ReplacingOptions):
             raise ConfigError(
                 f"shard_size {self.shard_size} must be a multiple of block_size {self.block_size}", hint=hint
             )
-        check_choice("layout", self.layout, LAYOUTS)
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ def export_shards(
 ) -> ExportResult:
     """Write the shuffled positions of a store as tar shards, one sequence of shards per split.
 
-    The same store, seed, sizes and layout give the same bytes. An export with other options replaces the
+    The same store, seed and sizes give the same bytes. An export with other options replaces the
     earlier shards.
 
     Args:
@@ -167,8 +163,8 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
     with_policies = any(shuffle["policies"].values())
     fields = block_fields(manifest.board_size, with_policies, manifest.targets_of("shuffled"))
     # Before the shards are written, which takes long for a large store.
-    _check_manifest_size(store.path, options, [*map(len, buckets.values())], len(fields))
-    files, readers = _plan_shards(store, options, buckets)
+    _check_manifest_size(store.path, options, [*map(len, buckets.values())])
+    files, readers = _plan_shards(store, options, buckets, with_policies)
     published: dict[str, ShardEntry] = {}
     if run.damage is not None and f"shards/{MANIFEST_NAME}" not in run.damage:
         # The offsets in the shards are known from this file only.
@@ -190,14 +186,11 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
         if frees:
             removed += _remove_buckets(store, {bucket for name in unwritten for bucket in readers[name]})
 
-    # The time is mostly that of the members: one set per position, or one per block.
-    members = 1 if options.layout == "samples" else 1 / options.block_size
     memory = _policy_memory(buckets.values(), options.block_size) if with_policies else 0
-    run.write(files, 1e-6 + 1e-4 * members, memory, release)
+    run.write(files, 1e-6 + 1e-4 / options.block_size, memory, release)  # a block has a dozen members
     entries: list[ShardEntry] = [*run.files.entries.values()]
     shards = ShardManifest(
         board_size=manifest.board_size,
-        layout=options.layout,
         block_size=options.block_size,
         shard_size=options.shard_size,
         seed=shuffle["seed"],
@@ -219,7 +212,7 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
 
 
 def _plan_shards(
-    store: Store, options: ExportOptions, buckets: Mapping[str, ParquetRows]
+    store: Store, options: ExportOptions, buckets: Mapping[str, ParquetRows], with_policy: bool
 ) -> tuple[dict[str, ExportFile], dict[str, list[str]]]:
     """Return all shards by name, and the names of the buckets that each has rows of.
 
@@ -227,6 +220,7 @@ def _plan_shards(
         store: The store.
         options: Options of the export.
         buckets: The rows of each split.
+        with_policy: Whether the store has any policy that is not one-hot.
     """
     manifest, files, readers = store.manifest, {}, {}
     assert manifest.board_size is not None
@@ -240,8 +234,7 @@ def _plan_shards(
                 # Block keys count over the whole split, so that its shards can be read as one stream.
                 first_block=start // options.block_size,
                 board_size=manifest.board_size,
-                # For the whole split, since every block of a split must have the same members.
-                with_policy=manifest.stages["shuffle"]["policies"][split] > 0,
+                with_policy=with_policy,  # since all blocks have the same members
                 targets=manifest.targets_of("shuffled"),
                 options=options,
             )
@@ -268,7 +261,7 @@ def _write_shard(
         rows: The rows of the buckets that the shard contains.
         first_block: Number of the first block within the split.
         board_size: Cells along an edge.
-        with_policy: Whether the split contains any policy that is not one-hot.
+        with_policy: As for :func:`_plan_shards`.
         targets: Optional columns of the buckets.
         options: Options of the export.
 
@@ -294,33 +287,25 @@ def _write_shard(
                 record = f"{name} in row {bad.row} of block {key} of {path.name}"
                 reason = "the shuffled positions contain an invalid value"
                 raise fault(reason, record=record, found=bad.found, expected=bad.expected)
-            if options.layout == "blocks":
-                writer.write_block(key, block)
-            else:
-                for position_id, sample in block_samples(block):
-                    writer.write_sample(position_id, sample)
+            writer.write_block(key, block)
         writer.close()
         return writer.entry(path.name, file.sha256)
 
 
-def _check_manifest_size(path: AnyPath, options: ExportOptions, rows: Sequence[int], fields: int) -> None:
-    """Check that readers will accept the manifest of the shards, which has an offset per field and block.
+def _check_manifest_size(path: AnyPath, options: ExportOptions, rows: Sequence[int]) -> None:
+    """Check that readers will accept the manifest of the shards, which has an offset per block.
 
     Args:
         path: Path of the store.
         options: Options of the export.
         rows: Number of rows of each split.
-        fields: Number of fields of a block.
 
     Raises:
         ConfigError: It would be too large.
     """
     shards, blocks = (sum(-(-n // size) for n in rows) for size in (options.shard_size, options.block_size))
-    fields_with_offsets = fields if options.layout == "blocks" else 0
-    # Beside the offsets, 20 entries are more than the name, digest and counts of a shard need, and 5 more
-    # than the name of a field.
-    entries = shards * (20 + 5 * fields_with_offsets) + blocks * fields_with_offsets
-    if entries > _MAX_ENTRIES:
+    # Beside the offsets, 20 entries are more than the name, digest and counts of a shard need.
+    if shards * 20 + blocks > _MAX_ENTRIES:
         reason, hint = "the manifest of the shards would be too large", "Use larger blocks and shards."
         found = f"{shards:,} shards with {blocks:,} blocks in all"
         raise ConfigError(reason, path=path, found=found, hint=hint)

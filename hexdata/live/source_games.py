@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,14 +36,13 @@ from hexdata.live.chunk import Chunk
 from hexdata.schema import FULL_WEIGHT, NO_MOVE, NO_TIER, SPLITS, is_legacy_format, is_target
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import (
-    Block,
     columns_to_block,
     members_to_block,
     members_to_policies,
     null_of,
     slice_rows,
 )
-from hexdata.shards.format import read_blocks, samples_to_block
+from hexdata.shards.format import read_blocks
 
 SHARD: Final = "shard"
 """Format of a shard, beside those of ``formats``."""
@@ -177,8 +176,6 @@ def _make_chunks(
 
 # --- shards -------------------------------------------------------------------------------------------
 
-_SAMPLES: Final = 4096
-"""Number of samples that are combined into one block."""
 # Both columns are int32, whose numbers from 0 have 31 bits.
 _LINE_BITS: Final = 31
 
@@ -210,7 +207,7 @@ def shard_batches(path: Path) -> Iterator[tuple[int, pa.RecordBatch]]:
         OSError: The file cannot be read.
     """
     record = 0
-    for key, block in _blocks(path):
+    for key, block, _ in read_blocks(path):
         size, length, game = check_block(block, path, key), len(block["move"]), block["game_id"]
         targets = [name for name in block if is_target(name)]
         columns = {
@@ -230,13 +227,3 @@ def shard_batches(path: Path) -> Iterator[tuple[int, pa.RecordBatch]]:
             columns[name] = pa.array(block[name], mask=is_null)
         yield size, raw_batch(size, targets, block["board"], columns)
         record += length
-
-
-def _blocks(path: Path) -> Iterator[tuple[str, Block]]:
-    """Yield blocks with their keys. Samples, the arrays of one position each, are combined into blocks."""
-    members = ((key, block) for key, block, _ in read_blocks(path))
-    for is_sample, group in groupby(members, lambda member: np.ndim(member[1].get("move", [])) == 0):
-        if not is_sample:
-            yield from group
-        while samples := [*islice(group, _SAMPLES)]:
-            yield samples[0][0], samples_to_block(samples, path)

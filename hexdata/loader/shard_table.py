@@ -133,10 +133,8 @@ def read_shard_table(
     hint = "Use mode='stream', which reads the shards sequentially."
     require_memory(size, f"the shards of {split} do not fit into the available memory", hint)
     progress.begin("read shards", size, "bytes")
-    # Members of policies exist only in the shards of splits with policies.
-    stored = shards[0].offsets if shards else manifest.fields
     members = [name for name in manifest.fields if name not in SPARSE_FIELDS]
-    if "policy_row" in stored:
+    if "policy_row" in manifest.fields:
         members += SPARSE_FIELDS if policies else SPARSE_FIELDS[:2]
     reader = BlockReader(source, manifest, split, members)
     numbers = [number for number, shard in enumerate(shards) if shard.name not in left_out]

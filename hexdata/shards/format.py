@@ -1,4 +1,4 @@
-"""Training shards: WebDataset tar files in which each sample is a block of positions, or one position.
+"""Training shards: WebDataset tar files in which each sample is a block of positions.
 
 Converts arrays to bytes and bytes to arrays. The order, the splits and the paths are chosen elsewhere.
 
@@ -14,25 +14,22 @@ import io
 import math
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any, BinaryIO, Final
 
 import numpy as np
-import numpy.typing as npt
 
-from hexdata.board import pack_boards, unpack_boards
-from hexdata.schema import board_size_of
-from hexdata.shards.blocks import Block, block_length, block_to_members, block_to_policy, row_fields
+from hexdata.shards.blocks import Block, block_length
 from hexdata.shards.manifest import ShardEntry, broken_shard
 from hexdata.storage import AnyPath, as_path, storage_of
 
 # NumPy pads headers to a multiple of 64 bytes; with these dtypes and shapes it is always 128.
 _NPY_HEADER_BYTES: Final = 128
-HEADER_BYTES: Final = tarfile.BLOCKSIZE + _NPY_HEADER_BYTES
+_HEADER_BYTES: Final = tarfile.BLOCKSIZE + _NPY_HEADER_BYTES
 """Bytes of a member's tar header and npy header together. The numbers follow them."""
-# Keys of blocks have at least 6 digits, those of samples 9; 18 digits always fit into 64 bits.
+# Keys have at least 6 digits; 18 digits always fit into 64 bits.
 _NAME: Final = re.compile(rb"([0-9]{6,18})\.([a-z_]{1,40}|extra\.[A-Za-z_][A-Za-z0-9_]{0,62})\.npy\0")
 # The dtypes are those of FIELDS.
 _NPY: Final = re.compile(
@@ -44,11 +41,10 @@ _CHECKSUM: Final = slice(148, 154)
 _END_BYTES: Final = 2 * tarfile.BLOCKSIZE
 """Minimum number of zero bytes at the end of an archive."""
 _ALTERED: Final = "the shard is truncated or altered"
-_INVALID: Final = "the shard contains invalid data"
 _MAX_BYTES: Final = 1 << 30
-"""Maximum size of one block or sample in bytes. A sparse file can claim any size."""
+"""Maximum size of one block in bytes. A sparse file can claim any size."""
 _MAX_MEMBERS: Final = 64
-"""Maximum number of members of one block or sample."""
+"""Maximum number of members of one block."""
 
 
 # --- headers ------------------------------------------------------------------------------------------
@@ -109,16 +105,14 @@ class ShardWriter:
 
     Attributes:
         file: The file, which must be at its beginning. The caller closes it.
-        offsets: For each field, the byte offset of its numbers in every block.
+        offsets: The byte at which each block begins.
         positions: Number of positions written.
-        blocks: Number of blocks or samples written.
         bytes: Number of bytes written.
     """
 
     file: BinaryIO
-    offsets: dict[str, list[int]] = dataclass_field(default_factory=dict, init=False)
+    offsets: list[int] = dataclass_field(default_factory=list, init=False)
     positions: int = dataclass_field(default=0, init=False)
-    blocks: int = dataclass_field(default=0, init=False)
     bytes: int = dataclass_field(default=0, init=False)
 
     def write_block(self, key: int, arrays: Block) -> None:
@@ -128,19 +122,16 @@ class ShardWriter:
             key: Number of the block, ascending over the whole split.
             arrays: Its members.
         """
-        for name, offset in self.write_members(f"{key:06d}", arrays).items():
-            self.offsets.setdefault(name, []).append(offset)
+        self.offsets.append(self.bytes)
+        # A fixed order, so that equal arrays give equal bytes.
+        for name in sorted(arrays):
+            # Little-endian on every machine.
+            array = np.asarray(arrays[name], arrays[name].dtype.newbyteorder("<"), order="C")
+            self._write(_make_headers(b"%06d" % key, name, array.dtype.str, array.shape))
+            self._write(array.reshape(-1).view(np.uint8).data)
+            # The next tar header begins at a multiple of 512 bytes.
+            self._write(bytes(-self.bytes % tarfile.BLOCKSIZE))
         self.positions += block_length(arrays)
-
-    def write_sample(self, position_id: int, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Append one position as a sample. No offsets are kept.
-
-        Args:
-            position_id: Id of the position, the key of the sample.
-            arrays: Its fields, as :func:`block_samples` yields them.
-        """
-        self.write_members(f"{position_id:09d}", arrays)
-        self.positions += 1
 
     def close(self) -> None:
         """Write the end of the archive, zeros up to a whole tar record. The file stays open."""
@@ -153,22 +144,7 @@ class ShardWriter:
             name: Final file name of the shard.
             sha256: SHA-256 of the file, in hexadecimal.
         """
-        return ShardEntry(name, self.positions, self.blocks, self.bytes, sha256, self.offsets)
-
-    def write_members(self, key: str, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, int]:
-        """Write the members of one sample, sorted by name; return the offsets of their numbers."""
-        self.blocks += 1
-        offsets = {}
-        # A fixed order, so that equal arrays give equal bytes.
-        for name in sorted(arrays):
-            # Little-endian on every machine. np.ascontiguousarray would add a dimension to a scalar.
-            array = np.asarray(arrays[name], arrays[name].dtype.newbyteorder("<"), order="C")
-            self._write(_make_headers(key.encode("ascii"), name, array.dtype.str, array.shape))
-            offsets[name] = self.bytes
-            self._write(array.reshape(-1).view(np.uint8).data)
-            # The next tar header begins at a multiple of 512 bytes.
-            self._write(bytes(-self.bytes % tarfile.BLOCKSIZE))
-        return offsets
+        return ShardEntry(name, self.positions, self.bytes, sha256, self.offsets)
 
     def _write(self, data: Any) -> None:
         self.file.write(data)
@@ -178,8 +154,8 @@ class ShardWriter:
 # --- reading ------------------------------------------------------------------------------------------
 
 
-def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[str, int]]]:
-    """Read the blocks or samples of a shard in order.
+def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, int]]:
+    """Read the blocks of a shard in order.
 
     Stricter than ``tarfile``, which takes a broken header for the end of the archive: every byte up to the
     end of the file is checked. The values of the arrays are not checked; use ``check_block`` for that.
@@ -199,18 +175,18 @@ def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, dict[str, int
 
 def parse_blocks(
     read: Callable[[int], bytes | memoryview], begin: int, path: object, *, is_end: bool = True
-) -> Iterator[tuple[str, Block, dict[str, int]]]:
-    """Parse the blocks or samples of a shard, or of a part of it.
+) -> Iterator[tuple[str, Block, int]]:
+    """Parse the blocks of a shard, or of a part of it.
 
     Args:
         read: Returns the next bytes, at most the given number.
-        begin: Offset of the first byte in the shard, where a member begins.
+        begin: Offset of the first byte in the shard, where a block begins.
         path: Path of the shard, for messages.
         is_end: Whether the shard ends with these bytes. Default True. False: a block does.
 
     Yields:
-        (key, arrays, offsets) of each block or sample, by member. An offset is the byte of the shard at which
-        the numbers begin. The arrays are read-only. Policies of blocks are sparse.
+        (key, block, offset) of each block. The offset is the byte of the shard at which it begins. The arrays
+        are read-only, the policies sparse.
 
     Raises:
         FormatError: The bytes are truncated or altered; names the shard, and the member or the byte. Blocks
@@ -218,14 +194,13 @@ def parse_blocks(
     """
     at, key = begin, ""
     block: Block = {}
-    offsets: dict[str, int] = {}
     # A zero block begins the end of the archive; no bytes at all are a part that ends with a block.
-    while any((headers := bytes(read(HEADER_BYTES)))[: tarfile.BLOCKSIZE]):
+    while any((headers := bytes(read(_HEADER_BYTES)))[: tarfile.BLOCKSIZE]):
         new_key, field, dtype, shape = _parse_headers(headers, at, path)
         # A block ends where the key changes, as in WebDataset.
         if block and new_key != key:
-            yield key, block, offsets
-            block, offsets = {}, {}
+            yield key, block, begin
+            block, begin = {}, at
         key, name, size = new_key, f"{new_key}.{field}.npy", _size_of(dtype, shape)
         if field in block:
             raise broken_shard(_ALTERED, path, name, "the member twice", "once")
@@ -234,9 +209,7 @@ def parse_blocks(
         if total > _MAX_BYTES or len(block) == _MAX_MEMBERS:
             found = f"{len(block) + 1} members of {total:,} bytes"
             raise broken_shard(_ALTERED, path, key, found, f"{_MAX_MEMBERS} of {_MAX_BYTES:,} at most")
-        at += HEADER_BYTES
-        offsets[field] = at
-        at += size
+        at += _HEADER_BYTES + size
         padding = -at % tarfile.BLOCKSIZE
         data = read(size + padding)
         # The padding is covered by no checksum of tar, and could hide other bytes.
@@ -251,7 +224,7 @@ def parse_blocks(
         raise broken_shard(_ALTERED, path, "end of archive", "other bytes", expected)
     # The last block only after the end is checked, so that a truncated shard is not taken for a whole one.
     if block:
-        yield key, block, offsets
+        yield key, block, begin
 
 
 def _parse_headers(headers: bytes, at: int, path: object) -> tuple[str, str, str, tuple[int, ...]]:
@@ -269,68 +242,3 @@ def _parse_headers(headers: bytes, at: int, path: object) -> tuple[str, str, str
     shown = f"{headers[:100].rstrip(bytes(1))!r} and {headers[tarfile.BLOCKSIZE :].rstrip()!r}"
     expected = "the tar and npy headers of an array KEY.FIELD.npy"
     raise broken_shard(_ALTERED, path, f"byte {at}", shown, expected)
-
-
-# --- samples of one position --------------------------------------------------------------------------
-
-
-def block_samples(block: Block) -> Iterator[tuple[int, Block]]:
-    """Split a block into samples of one position, for ``--layout samples``.
-
-    Every sample of a split has the same fields, which some readers require: ``policy`` is in all samples or,
-    in a split without policies that are not one-hot, in none.
-
-    Yields:
-        (position_id, fields) of each position: ``board`` uint8 (2, n, n), ``policy`` float32 (n·n,), and the
-        other fields without their leading dimension.
-    """
-    n = board_size_of(block["board"].shape[1])
-    fields = {name: block[name] for name in row_fields(block)}
-    fields["board"] = unpack_boards(block["board"], n, np.uint8)
-    if "policy_row" in block:
-        fields["policy"] = block_to_policy(block, n * n)
-    for row, position_id in enumerate(block["position_id"].tolist()):
-        # The ellipsis makes scalars arrays without dimensions, which have an npy header.
-        yield position_id, {name: array[row, ...] for name, array in fields.items()}
-
-
-def samples_to_block(samples: Sequence[tuple[str, Block]], path: object) -> Block:
-    """Join samples into one block with sparse policies. Policies of one move become moves again.
-
-    Only the values that the conversion depends on are checked.
-
-    Args:
-        samples: At least one (key, fields), as :func:`read_blocks` yields them.
-        path: Path of the shard, for messages.
-
-    Raises:
-        FormatError: "broken-shard": The samples differ in their fields, dtypes or shapes, a board has cells
-            other than 0 and 1, a policy is negative or not finite, or a key is not the position id.
-    """
-    _, first = samples[0]
-    specs = {name: (array.dtype, array.shape) for name, array in first.items()}
-    n = first["board"].shape[-1] if "board" in first and first["board"].ndim else 0
-    # These are converted, so their form must be known; all other fields need only be alike.
-    wanted = {"board": (np.dtype("u1"), (2, n, n)), "position_id": (np.dtype("<i8"), ())}
-    wanted |= {"policy": (np.dtype("<f4"), (n * n,))} if "policy" in first else {}
-    for key, sample in samples:
-        found = {name: (array.dtype, array.shape) for name, array in sample.items()}
-        if not n or found != specs | wanted:
-            raise broken_shard(_INVALID, path, f"sample {key}", f"the fields {found}", specs | wanted)
-        policy = sample.get("policy", np.zeros(1))
-        if sample["board"].max() > 1 or not (policy.min() >= 0 and policy.max() < np.inf):
-            expected = "cells that are 0 or 1, and finite probabilities from 0 up"
-            raise broken_shard(_INVALID, path, f"sample {key}", "another board or policy", expected)
-        if int(sample["position_id"]) != int(key):
-            raise broken_shard(_INVALID, path, f"sample {key}", sample["position_id"], "the key")
-    block = {name: np.stack([sample[name] for _, sample in samples]) for name in specs}
-    block["board"] = pack_boards(block["board"])
-    if "policy" in block and "move" in block:
-        policies = block["policy"]
-        # A one-hot policy at the move is what the export makes of a move
-        # alone, so it is not a policy of its own.
-        only = np.count_nonzero(policies, axis=1) == 1
-        moves = only & (policies.argmax(axis=1) == block["move"]) & (policies.max(axis=1) == 1)
-        rows = np.flatnonzero(policies.any(axis=1) & ~moves)
-        return block_to_members(block | {"policy": policies[rows], "policy_row": rows.astype("<u4")})
-    return block

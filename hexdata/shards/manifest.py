@@ -26,13 +26,10 @@ from hexdata.storage import AnyPath, as_path, is_address
 from hexdata.store.commands import no_store_error
 from hexdata.store.files import check_identity, read_bounded
 
-MANIFEST_VERSION: Final = 1
+MANIFEST_VERSION: Final = 2
 """Version of the manifest format. Manifests of another version are refused."""
 MANIFEST_NAME: Final = "manifest.json"
 """File name of the manifest, in the directory of the shards."""
-LAYOUTS: Final = ("blocks", "samples")
-"""Layouts of shards: each tar sample is a block of positions, or a single position."""
-
 REPAIR_HINT: Final = "Run `hexdata verify`, then `hexdata export` again."
 """What to do about a shard that does not match its manifest."""
 
@@ -49,22 +46,19 @@ class ShardEntry(Model, frozen=True):
     Attributes:
         name: Plain file name of the shard.
         positions: Number of positions.
-        blocks: Number of blocks; in the layout ``samples``, number of samples.
         bytes: Size of the file.
         sha256: SHA-256 of the file, in hexadecimal.
-        offsets: For each field, the byte offset of its numbers in every block. Empty in the layout
-            ``samples``.
+        offsets: The byte at which each block begins.
 
     Raises:
-        ValueError: A field does not have one offset per block.
+        ValueError: The first block is not at the beginning of the file, or the offsets do not ascend.
     """
 
     name: _FileName
     positions: Count
-    blocks: Count
     bytes: Count
     sha256: HexDigest
-    offsets: Mapping[str, list[Count]]
+    offsets: list[Count]
 
     @property
     def rows(self) -> int:
@@ -72,27 +66,27 @@ class ShardEntry(Model, frozen=True):
         return self.positions
 
     def __post_init__(self) -> None:
-        # Readers index these lists by the number of a block.
-        if any(len(offsets) != self.blocks for offsets in self.offsets.values()):
-            raise ValueError(f"{self.name} needs one offset per block and field")
+        # The digests of blocks and of shards cover all bytes only if there are none between two blocks.
+        ends = [*self.offsets, self.bytes]
+        if ends[0] != 0 or any(end <= start for start, end in itertools.pairwise(ends)):
+            raise ValueError(f"{self.name} needs ascending offsets from 0")
 
 
 class ShardManifest(Model, frozen=True, dict=True, kw_only=True):
     """The content of ``shards/manifest.json``: the shards of each split, and the settings they share.
 
-    In the layout ``blocks``, every block holds ``block_size`` positions, except that the last block of a
-    shard may hold fewer. Block keys count upward over the split.
+    Every block has ``block_size`` positions, except that the last block of a shard may have fewer. Block keys
+    count upward over the split.
 
     Attributes:
         version: Version of the manifest.
         schema_version: Version of the position schema.
         order_version: Version of the shuffle order.
         board_size: Cells along an edge.
-        layout: One of ``LAYOUTS``.
         block_size: Positions per block.
         shard_size: Maximum number of positions per shard, a multiple of ``block_size``.
         seed: Seed of the shuffle.
-        fields: The fields of the blocks by name.
+        fields: The fields of every block by name.
         splits: The shards of each split, in order.
 
     Raises:
@@ -103,7 +97,6 @@ class ShardManifest(Model, frozen=True, dict=True, kw_only=True):
     schema_version: int = SCHEMA_VERSION
     order_version: Count = ORDER_VERSION
     board_size: Annotated[int, Meta(ge=MIN_SIZE, le=MAX_SIZE)]
-    layout: Annotated[str, Meta(pattern=r"^(?:blocks|samples)\Z")]
     block_size: _Size
     shard_size: _Size
     seed: int
@@ -113,16 +106,12 @@ class ShardManifest(Model, frozen=True, dict=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.shard_size % self.block_size:
             raise ValueError(f"shard size {self.shard_size} is no multiple of block size {self.block_size}")
-        # A sample counts as a block of one position.
-        block_size = self.block_size if self.layout == "blocks" else 1
         for shard in itertools.chain(*self.splits.values()):
-            blocks = -(-shard.positions // block_size)
+            blocks = -(-shard.positions // self.block_size)
             # The rows of a block are computed from these sizes, so they must not contradict each other.
-            if not 0 < shard.positions <= self.shard_size or shard.blocks != blocks:
-                sizes = f"{shard.positions} positions in {shard.blocks} blocks"
+            if not 0 < shard.positions <= self.shard_size or len(shard.offsets) != blocks:
+                sizes = f"{shard.positions} positions in {len(shard.offsets)} blocks"
                 raise ValueError(f"{shard.name} has {sizes}, against the sizes of blocks and shards")
-            if not shard.offsets.keys() <= self.fields.keys():
-                raise ValueError(f"{shard.name} has a field that the manifest does not describe")
 
     def positions(self, split: str) -> int:
         """Return the number of positions in a split."""
@@ -134,7 +123,7 @@ class ShardManifest(Model, frozen=True, dict=True, kw_only=True):
         return _digest(self._facts())
 
     def dumps(self) -> bytes:
-        """Return the bytes of manifest.json: compact JSON, as it holds one offset per block and field."""
+        """Return the bytes of manifest.json: compact JSON, as it has one offset per block."""
         return msgspec.json.encode({**self._facts(), "digest": self.digest}) + b"\n"
 
     def _facts(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from hexdata.schema import is_target
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import POLICY_FIELDS, SPARSE_FIELDS, Block, block_fields
 from hexdata.shards.cache import AnySource
-from hexdata.shards.format import HEADER_BYTES, parse_blocks
+from hexdata.shards.format import parse_blocks
 from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry, ShardManifest, broken_shard
 from hexdata.shards.sources import ShardSource
 
@@ -50,27 +50,18 @@ def check_split(manifest: ShardManifest, split: str, location: str) -> list[str]
         location: Location of the shards, for messages.
 
     Raises:
-        ConfigError: The split does not exist, or the shards have the layout ``samples``.
+        ConfigError: The split does not exist.
         StoreError: The fields are not those of this version of hexdata.
     """
-    if manifest.layout != "blocks":
-        hint = "Run `hexdata export` with --layout blocks."
-        raise ConfigError(f"the loader cannot read the layout {manifest.layout}", path=location, hint=hint)
     if split not in manifest.splits:
         splits = ", ".join(manifest.splits)
         raise ConfigError("no such split in the shards", path=location, found=split, expected=splits)
-    shards = manifest.splits[split]
-    # An empty split has no blocks whose fields could be compared.
-    if not shards:
-        return []
-    with_policy = "policy_row" in shards[0].offsets
-    targets = [name for name in manifest.fields if is_target(name)]
-    known = block_fields(manifest.board_size, with_policy, targets)
-    found = {name: spec for name, spec in manifest.fields.items() if name in known}
+    with_policy = "policy_row" in manifest.fields
+    known = block_fields(manifest.board_size, with_policy, list(filter(is_target, manifest.fields)))
     # Once for all shards: the reader takes dtypes and shapes from these declarations.
-    if found != known or any(shard.offsets.keys() != known.keys() for shard in shards):
+    if manifest.fields != known:
         reason = "the shard manifest describes blocks with other fields"
-        raise StoreError(reason, path=location, found=found, expected=known, hint=REPAIR_HINT)
+        raise StoreError(reason, path=location, found=manifest.fields, expected=known, hint=REPAIR_HINT)
     return sorted({*known} - {*SPARSE_FIELDS} | ({*POLICY_FIELDS} if with_policy else set()))
 
 
@@ -101,6 +92,7 @@ class BlockReader:
         # Sorted, so that blocks have the same order of fields whatever was requested.
         self.specs = {name: manifest.fields[name] for name in sorted(names)}
         self.block_size = manifest.block_size
+        self._fields = manifest.fields.keys()
         self._board_size = manifest.board_size
         self._source = source
         self._states: dict[int, list[Any]] = {}
@@ -134,25 +126,14 @@ class BlockReader:
             FormatError: Its content does not match the manifest; names the shard and the member.
         """
         entry = self.shards[shard]
-        stop = entry.blocks if stop is None else stop
+        count = len(entry.offsets)
+        stop = count if stop is None else stop
         known = self._states.get(shard)
         # The first read of a part hashes the whole shard, see above.
-        begin, end = (first, stop) if known else (0, entry.blocks)
+        begin, end = (first, stop) if known else (0, count)
         address = self._source.address(entry.name)
-        starts = [
-            # A block begins with the headers of its first member, which is the one with the lowest offset.
-            min(offsets) - HEADER_BYTES
-            for offsets in zip(*(each[begin : end + 1] for each in entry.offsets.values()), strict=True)
-        ]
         # The last block is followed by the end of the archive, which is read with it.
-        if end == entry.blocks:
-            starts.append(entry.bytes)
-        # The digest includes any byte before the first block, of which a valid shard has none.
-        if begin == 0:
-            starts[0] = 0
-        # Offsets of an invalid manifest may lie outside the shard, or descend.
-        if starts != sorted(set(starts)) or starts[0] < 0 or starts[-1] > entry.bytes:
-            raise broken_shard(_DIFFERS, address, "offsets", starts, f"ascending offsets up to {entry.bytes}")
+        starts = [*entry.offsets, entry.bytes][begin : end + 1]
         states, sha256 = [], known[begin].copy() if known else hashlib.sha256()
 
         def add(data: bytes) -> None:
@@ -179,7 +160,7 @@ class BlockReader:
                 # Blocks outside the range are only hashed.
                 if first <= number < stop:
                     yield self._parse(data, at, number, entry, address)
-            if end == entry.blocks:
+            if end == count:
                 stream.finish()
         # Equal states at both ends prove that the bytes between are those of the first read.
         if known and sha256.digest() != known[end].digest():
@@ -188,7 +169,7 @@ class BlockReader:
         if not known and sha256.hexdigest() != entry.sha256:
             raise broken_shard(_DIFFERS, address, "sha256", sha256.hexdigest(), entry.sha256)
         # A caller that reads whole shards needs no states: each read compares the digest.
-        if (first, stop) != (0, entry.blocks):
+        if (first, stop) != (0, count):
             # Only after the digest was compared. Another thread may have
             # been first, whose states are the same.
             self._states.setdefault(shard, [*states, sha256])
@@ -210,13 +191,12 @@ class BlockReader:
             part, rest = rest[:size], rest[size:]
             return part
 
-        is_last = number + 1 == entry.blocks
+        is_last = number + 1 == len(entry.offsets)
         blocks = list(parse_blocks(read, begin, address, is_end=is_last))
-        key, block, found = blocks[0] if blocks else ("", {}, {})
-        # The headers say where members are, and the manifest too: both must agree on all of them.
-        expected = {name: offsets[number] for name, offsets in entry.offsets.items()}
-        if found != expected or len(blocks) > 1:
-            raise broken_shard(_DIFFERS, address, f"block {key}", f"members at {found}", expected)
+        key, block, _ = blocks[0] if blocks else ("", Block(), 0)
+        if block.keys() != self._fields or len(blocks) > 1:
+            found, expected = f"{len(blocks)} with the fields {[*block]}", f"one with {[*self._fields]}"
+            raise broken_shard(_DIFFERS, address, f"block {key}", found, expected)
         size = check_block(block, address, key, values=self.specs)
         # Only the last block of a shard may be shorter.
         rows = min(self.block_size, entry.positions - number * self.block_size)

@@ -26,7 +26,7 @@ from hexdata.policy import SparsePolicies
 from hexdata.schema import EXTRA_PREFIX, POLICY_TYPE, TARGETS, WINNERS, positions_schema, table_schema
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import members_to_block, row_fields
-from hexdata.shards.format import read_blocks, samples_to_block
+from hexdata.shards.format import read_blocks
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.sources import altered_shard_error
 from hexdata.show.comparison import Comparison
@@ -344,7 +344,7 @@ def _with_moves(position: Position, game: Row) -> Position:
 
 
 def read_shard_position(path: str | AnyPath, number: int) -> Position:
-    """Read one position of a shard, of blocks or of samples, counted from 0 in the shard's order.
+    """Read one position of a shard, counted from 0 in the shard's order.
 
     The shard is read and checked from its beginning up to that position, and no further. If the
     ``manifest.json`` in the folder of a local shard lists it, the size and the digest of the whole file are
@@ -358,9 +358,7 @@ def read_shard_position(path: str | AnyPath, number: int) -> Position:
     with translate_errors(as_path(path)):
         if not is_address(path):
             _require_unchanged(as_path(path))
-        for key, arrays, _ in read_blocks(path):
-            is_sample = "move" in arrays and arrays["move"].ndim == 0
-            block = samples_to_block([(key, arrays)], path) if is_sample else arrays
+        for key, block, _ in read_blocks(path):
             # The shard may be from a stranger, so blocks before the position are checked as well.
             size = check_block(block, path, key)
             row, first = number - first, first + len(block["move"])

@@ -34,7 +34,7 @@ SOURCE_NAMES: Final = re.compile(
 """Names of the files that ``convert`` reads in a folder."""
 RECORDED_OPTIONS: Final = {
     "convert": ["val", "test", "salvage", "truncate_repeats", "variations", "format", "alphazero_convention"],
-    "export": ["shard_size", "block_size", "layout"],
+    "export": ["shard_size", "block_size"],
     "pickles-original": ["order", "level"],
     "pickles-shuffled": ["order", "level"],
 }

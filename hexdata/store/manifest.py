@@ -87,7 +87,6 @@ class _ExportStage(Model, frozen=True):
     of: HexDigest
     shard_size: Count
     block_size: Count
-    layout: Literal["blocks", "samples"]
     positions: Count
     rejected: Count
     splits: dict[_Split, Count]

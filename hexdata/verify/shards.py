@@ -16,7 +16,7 @@ from hexdata.progress import Progress
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import Block, block_fields, columns_to_block
-from hexdata.shards.format import block_samples, read_blocks
+from hexdata.shards.format import read_blocks
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.shuffle import ShuffleOptions
 from hexdata.shuffle.stage import prepare
@@ -29,7 +29,7 @@ from hexdata.temporary import temporary_folder
 from hexdata.verify.shuffled import recorded_selection
 from hexdata.verify.tables import VerifyOptions
 
-_STATED: Final = ("board_size", "layout", "block_size", "shard_size", "seed", "order_version")
+_STATED: Final = ("board_size", "block_size", "shard_size", "seed", "order_version")
 """Values that both the shard manifest and the store's manifest state, besides counts and the digest."""
 
 
@@ -71,43 +71,32 @@ def check_shards(store: Store, options: VerifyOptions, progress: Progress) -> st
         reason = "the shard manifest and the manifest of the store differ"
         raise VerifyError(reason, path=folder, found=", ".join(differing or ["splits"]))
     progress.begin("compare shards", export["positions"], "positions")
-    targets = store.manifest.targets_of("shuffled")
+    targets, with_policy = store.manifest.targets_of("shuffled"), any(shuffle["policies"].values())
+    if manifest.fields != block_fields(manifest.board_size, with_policy, targets):
+        raise VerifyError("the shard manifest lists wrong fields", path=folder, found=list(manifest.fields))
     schema = positions_schema(manifest.board_size, targets)
     rows = _sorted_rows(store, options) if store.manifest.removed_buckets else _bucket_rows(store, schema)
-    fields: set[str] = set()
     with closing(rows):  # if a check fails, the temporary files of the sort are removed at once
         reader = _RowReader(rows, schema)
         for split in SPLITS:
             for number, shard in enumerate(manifest.splits.get(split, [])):
                 path = folder / shard.name
-                for record, count, found in _records(path, number, shard, manifest):
+                for key, count, found in _blocks(path, number, shard, manifest):
                     table = reader.take(count)
-                    if table.num_rows != count or not _is_equal(record, found, table, manifest, targets):
-                        raise _differs(path, record)
-                    fields |= found.keys()
+                    if table.num_rows != count or not _is_equal(found, table, with_policy, targets):
+                        raise _differs(path, key)
                     progress.advance(count)
-    # The rows determine whether a shard has policies, so the list of fields is checked after all were read.
-    with_policy = not fields.isdisjoint(("policy", "policy_row"))
-    if manifest.fields != block_fields(manifest.board_size, with_policy, targets):
-        raise VerifyError("the shard manifest lists wrong fields", path=folder, found=list(manifest.fields))
     return f"{len(listed):,} shards contain the shuffled positions in the same order, with equal fields"
 
 
-def _is_equal(
-    record: str, found: Block, table: pa.Table, manifest: ShardManifest, targets: Sequence[str]
-) -> bool:
-    """Return whether a block or a sample has the values of its shuffled rows.
+def _is_equal(found: Block, table: pa.Table, with_policy: bool, targets: Sequence[str]) -> bool:
+    """Return whether a block has the values of its shuffled rows.
 
     Types, shapes and bytes are compared, so that a NaN equals itself and -0.0 differs from 0.0.
     """
-    has_policy = table["policy"].null_count < table.num_rows
-    # In a split with any policy every block has these members, also a block whose rows have none.
-    with_policy = "policy_row" in found or "policy" in found or has_policy
+    # Rows with policies differ, though the manifest of the store records none.
+    with_policy = with_policy or table["policy"].null_count < table.num_rows
     expected = columns_to_block(table, with_policy, targets)
-    if manifest.layout == "samples":
-        ((position_id, expected),) = block_samples(expected)
-        if record != f"sample {position_id:09d}":
-            return False
     return found.keys() == expected.keys() and all(
         (found[name].dtype, found[name].shape, found[name].tobytes())
         == (array.dtype, array.shape, array.tobytes())
@@ -143,41 +132,35 @@ def _sorted_rows(store: Store, options: VerifyOptions) -> Generator[pa.RecordBat
                     yield from table.to_batches()
 
 
-def _records(
+def _blocks(
     path: AnyPath, number: int, shard: ShardEntry, manifest: ShardManifest
 ) -> Iterator[tuple[str, int, Block]]:
-    """Yield the name, the number of positions and the members of each block or sample of a shard.
+    """Yield the key, the number of positions and the members of each block of a shard.
 
     Raises:
         VerifyError: The numbers of positions, the keys of blocks or the offsets are wrong.
         StoreError: A block contains invalid values.
     """
     blocks = read_blocks(path)
-    is_block = manifest.layout == "blocks"
-    size = manifest.block_size if is_block else 1
-    for index, first in enumerate(range(0, shard.positions, size)):
-        rows = min(size, shard.positions - first)
+    size = manifest.block_size
+    for first, stated in zip(range(0, shard.positions, size), shard.offsets, strict=True):
         # A missing block is reported as one that differs.
-        key, found, offsets = next(blocks, ("", {}, {}))
-        name = f"{(number * manifest.shard_size + first) // size:06d}" if is_block else key
-        record = f"{manifest.layout.removesuffix('s')} {name}"
+        key, found, offset = next(blocks, ("", Block(), 0))
         # Before the comparison, because this error names the invalid value.
-        if is_block and found:
+        if found:
             check_block(found, path, key)
-        if key != name or not found:
-            raise _differs(path, record)
-        stated = {field: places[index] for field, places in shard.offsets.items()}
-        if stated != (offsets if is_block else {}):
-            reason = "the shard manifest has wrong offsets"
-            raise VerifyError(reason, path=path, record=record, found=stated, expected=offsets)
-        yield record, rows, found
+        if key != (expected := f"{(number * manifest.shard_size + first) // size:06d}"):
+            raise _differs(path, expected)
+        if stated != offset:
+            reason, record = "the shard manifest has wrong offsets", f"block {key}"
+            raise VerifyError(reason, path=path, record=record, found=stated, expected=offset)
+        yield key, min(size, shard.positions - first), found
     if next(blocks, None) is not None:
         raise VerifyError("the shard contains more positions than the shard manifest records", path=path)
 
 
-def _differs(path: AnyPath, record: str) -> VerifyError:
-    reason = f"a {record.split()[0]} differs from the shuffled positions"
-    return VerifyError(reason, path=path, record=record)
+def _differs(path: AnyPath, key: str) -> VerifyError:
+    return VerifyError("a block differs from the shuffled positions", path=path, record=f"block {key}")
 
 
 class _RowReader:

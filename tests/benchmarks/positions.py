@@ -95,7 +95,6 @@ def write_shards(folder: Path, blocks: Iterator[Mapping[str, npt.NDArray[Any]]])
         entries.append(writer.entry(name, digest_file(folder / name)[1]))
     manifest = ShardManifest(
         board_size=N,
-        layout="blocks",
         block_size=BLOCK,
         shard_size=SHARD,
         seed=0,

@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hexdata.board import unpack_boards
 from hexdata.errors import BudgetError, ConfigError
 from hexdata.export import ExportOptions, export_shards
 from hexdata.export import shards as shards_stage
@@ -39,7 +38,7 @@ def exported(tmp_path_factory, write_odd_store):
 
 
 def rows_of(store, split):
-    """Return the shuffled rows of a split by column, and the blocks or samples of its shards with keys."""
+    """Return the shuffled rows of a split by column, and the blocks of its shards with keys."""
     shuffled = pa.concat_tables(map(pq.read_table, Store.open(store).files(f"shuffled/{split}")))
     rows = {}
     for name in ("position_id", "value", "player_to_move", *NULLS):
@@ -72,17 +71,10 @@ def test_blocks_of_exact_sizes_hold_the_shuffled_rows_in_their_order(exported, s
     np.testing.assert_array_equal(found, expected["policy"])
 
 
-def test_samples_hold_one_position_each_and_replace_blocks(exported, copy_store, store_bytes):
+def test_other_sizes_replace_shards(exported, copy_store, store_bytes):
     store = copy_store(exported)
-    options = ExportOptions(shard_size=300, block_size=100, layout="samples", workers=1)
+    options = ExportOptions(shard_size=300, block_size=100, workers=1)
     assert export_shards(store, options).shards == {"train": 3, "val": 1, "test": 1}
-    for split in ("train", "val"):
-        expected, keys, samples = rows_of(store, split)
-        assert keys == tuple(f"{position:09d}" for position in expected["position_id"].tolist())
-        boards, policies = (np.stack([sample[name] for sample in samples]) for name in ("board", "policy"))
-        np.testing.assert_array_equal(boards, unpack_boards(expected["board"], 5, np.uint8))
-        np.testing.assert_array_equal(policies, expected["policy"])
-        assert [float(sample["value"]) for sample in samples] == expected["value"].tolist()
     verify_store(store).require()
     assert not export_shards(store, ExportOptions(**SIZES, workers=2)).already_done
     assert store_bytes(store) == store_bytes(exported)
@@ -93,9 +85,8 @@ def test_a_manifest_that_no_reader_accepts_is_refused_before_anything_is_written
 ):
     store = copy_store(exported)
     monkeypatch.setattr(shards_stage, "_MAX_ENTRIES", 2_000)
-    for layout in ("blocks", "samples"):
-        with pytest.raises(ConfigError, match="manifest of the shards would be too large"):
-            export_shards(store, ExportOptions(shard_size=3, block_size=1, layout=layout, workers=1))
+    with pytest.raises(ConfigError, match="manifest of the shards would be too large"):
+        export_shards(store, ExportOptions(shard_size=3, block_size=1, workers=1))
     assert store_bytes(store) == store_bytes(exported)
     export_shards(store, ExportOptions(shard_size=192, block_size=16, workers=1))
     assert 0 < (store / "shards" / "manifest.json").stat().st_size <= 16 * 2_000 + (1 << 14)

@@ -41,7 +41,7 @@ SHUFFLE = (
     """--where "winner <> 'none' OR move >= -1" --stratify-by 'total_positions % 2'"""
 )
 SHUFFLE_AGAIN = "shuffle 'my store' --seed -5 --buckets 2 --assign game --per-game 9 --threads 1"
-EXPORT = "export 'my store' --shard-size 128 --block-size 32 --layout samples --workers 1"
+EXPORT = "export 'my store' --shard-size 128 --block-size 32 --workers 1"
 EXPORT_AGAIN = "export 'my store' --shard-size 96 --block-size 16 --workers 1"
 ORIGINAL = "export 'my store' --format pickle --order original --level 1 --workers 1"
 SHUFFLED = "export 'my store' --format pickle --level 2 --workers 1"

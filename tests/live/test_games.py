@@ -195,12 +195,11 @@ def test_real_files_of_every_variant_match_convert(tmp_path: Path) -> None:
         assert described(load(path)) == found[path.name, ""], path.name
 
 
-@pytest.mark.parametrize("layout", ["blocks", "samples"])
-def test_the_games_of_a_shard_are_those_of_its_store(layout: str, made: tuple[Path, Games]) -> None:
+def test_the_games_of_a_shard_are_those_of_its_store(made: tuple[Path, Games]) -> None:
     """With one shard per split, each contains complete games."""
     store, found = made[0] / "store", made[1]
     shuffle_store(store, ShuffleOptions(seed=1))
-    export_shards(store, ExportOptions(layout=layout, workers=1))
+    export_shards(store, ExportOptions(workers=1))
     policies = []
     for split in ("train", "val", "test"):
         (path,) = (store / "shards").glob(f"{split}-*.tar")

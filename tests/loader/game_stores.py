@@ -244,7 +244,6 @@ def write_shards(store: Path, folder: Path) -> Path:
             shards.append(writer.entry(path.name, hashlib.sha256(path.read_bytes()).hexdigest()))
     manifest = ShardManifest(
         board_size=n,
-        layout="blocks",
         block_size=_BLOCK_SIZE,
         shard_size=_SHARD_SIZE,
         seed=0,

@@ -14,6 +14,7 @@ from hexdata.batch import FIELDS
 from hexdata.errors import BudgetError, ConfigError, HexdataError, StoreError
 from hexdata.loader import Loader, LoaderOptions, PositionDataset
 from hexdata.order import shuffle_indices
+from hexdata.shards.blocks import FieldSpec
 from hexdata.shards.manifest import ShardManifest
 from tests.shard_folder import SHARD_SIZE, TARGETS
 
@@ -292,14 +293,15 @@ def test_options_that_games_mode_lacks_are_refused() -> None:
             LoaderOptions(mode="games", **options)
 
 
-def test_other_layouts_and_folders_are_refused(make_shards: MakeShards) -> None:
+def test_other_fields_and_folders_are_refused(make_shards: MakeShards) -> None:
     folder = make_shards(train=20)
     manifest = ShardManifest.load(folder.path)
     facts = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
-    facts |= {"layout": "samples", "splits": {}}
-    (folder.path / "manifest.json").write_bytes(ShardManifest(**facts).dumps())
-    with pytest.raises(ConfigError, match="layout samples"):
-        Loader(folder.path)
+    for fields in ({"more": FieldSpec("<f4", ())}, {"value": FieldSpec("<f8", ())}):
+        altered = ShardManifest(**facts | {"fields": manifest.fields | fields})
+        (folder.path / "manifest.json").write_bytes(altered.dumps())
+        with pytest.raises(StoreError, match="blocks with other fields"):
+            Loader(folder.path)
     with pytest.raises(HexdataError):
         Loader(folder.path / "elsewhere")
 

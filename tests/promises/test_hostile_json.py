@@ -102,7 +102,7 @@ FILES = {
         "store/shards/manifest.json",
         lambda folder: Loader(folder / "store" / "shards", mode="exact", batch_size=4),
         ("splits", "train", "shards", 0, "bytes"),
-        ("version", "schema_version", "board_size", "layout", "block_size", "fields", "splits", "digest"),
+        ("version", "schema_version", "board_size", "block_size", "fields", "splits", "digest"),
         ("splits", "train", "shards", 0, "name"),
         ("splits", "train", "shards", 0),
         unrecognised=("without block_size", "only a list", "only null", "only an object"),

@@ -155,17 +155,16 @@ def test_rows_that_no_board_can_show_are_refused(trmph_store, copy_store):
 # --- shards ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["blocks", "samples"])
-def test_a_position_of_a_shard_is_that_of_the_store(odd_store, copy_store, tmp_path, layout):
+def test_a_position_of_a_shard_is_that_of_the_store(odd_store, copy_store, tmp_path):
     """A shard that differs from its manifest or is truncated is refused."""
     store = copy_store(odd_store)
     shuffle_store(store, ShuffleOptions(threads=1))
-    export_shards(store, ExportOptions(shard_size=192, block_size=32, workers=1, layout=layout))
+    export_shards(store, ExportOptions(shard_size=192, block_size=32, workers=1))
     shard = store / "shards" / "train-000000.tar"
     with tarfile.open(shard) as archive:  # the positions in order, with tarfile and NumPy only
         members = [member for member in archive.getmembers() if member.name.endswith("position_id.npy")]
         arrays = [np.load(io.BytesIO(archive.extractfile(member).read())) for member in members]
-    ids = np.concatenate([np.atleast_1d(array) for array in arrays]).tolist()
+    ids = np.concatenate(arrays).tolist()
     assert len(ids) == 192
     alone = shutil.copy(shard, tmp_path / "moved.tar")
     for number in (0, 1, 17, 31, 32, 100, 191):
