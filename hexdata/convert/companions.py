@@ -51,10 +51,10 @@ def add_companions(sources: Sequence[Source]) -> None:
                 conflicts.append(f"file_idx {file_idx} is {' or '.join(distinct)}")
         if conflicts:
             text = f"companion files name {len(conflicts)} raw files differently; not used: {conflicts[0]} …"
-            source.notes.append(text)
+            source.notes += (text,)
 
 
-def read_companions(folder: AnyPath) -> tuple[dict[int, list[str]], list[str]]:
+def read_companions(folder: AnyPath) -> tuple[dict[int, list[str]], tuple[str, ...]]:
     """Return the names of raw files that the companions in a folder state, by ``file_idx``, and notes.
 
     There is a note on each companion that cannot be used.
@@ -64,7 +64,7 @@ def read_companions(folder: AnyPath) -> tuple[dict[int, list[str]], list[str]]:
         StoreError: An object store did not answer, so it is unknown which companions exist.
     """
     found: dict[int, list[str]] = {}
-    notes = []
+    notes: tuple[str, ...] = ()
     with translate_errors():
         listed = storage_of(folder).names()
     for name in (name for pattern in _PATTERNS for name in fnmatch.filter(listed, pattern)):
@@ -83,7 +83,7 @@ def read_companions(folder: AnyPath) -> tuple[dict[int, list[str]], list[str]]:
             if isinstance(error, OSError):
                 require_answer(path, error)
             problem = getattr(error, "strerror", None) or error
-            notes.append(f"the companion file {encodable(name)} cannot be used: {problem}")
+            notes += (f"the companion file {encodable(name)} cannot be used: {problem}",)
     return found, notes
 
 

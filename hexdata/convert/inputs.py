@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -39,6 +40,8 @@ COMPANIONS: Final = ("processing_stats.json", "processing_state.json", "file_loo
 NOT_FOUND: Final = "no such file or folder"
 _OF_MOVES: Final = ("trmph", "unknown")
 """Formats of sources that may have a sidecar or be continued; a file with a sidecar may be refused."""
+_SMALL_FILE: Final = 1 << 14
+"""Bytes up to which a file is read at once."""
 _LAST_LINE: Final = 1 << 17
 """Bytes before the end of a text in which its last line begins; a line has at most 65,536."""
 
@@ -102,12 +105,17 @@ def find_sources(
         if "" in below and not format and (problem := _problem_of(given)):
             unknown.append((problem, str(given), ""))
         others = []
-        for relative, (path, size) in below.items():
+        for relative, (path, listed_size) in below.items():
             name = encodable(f"{top.name}/{relative}" if relative else f"{top.parent.name}/{top.name}")
-            if relative and (cause := _cause(path)):
+            cause, size = "", listed_size
+            if relative and not is_known_name(path.name):
+                cause = SkipCause.SIDECAR if is_sidecar(path.name) else SkipCause.UNKNOWN_NAME
+            elif size is None and (size := _size_of(path)) is None:
+                cause = SkipCause.NO_FILE
+            if cause:
                 skipped[path] = name, cause
                 others.append(name)
-            elif found.setdefault(name, Source(name, path, size)).path != path:
+            elif found.setdefault(name, Source(name, path, size or 0)).path != path:
                 reason = f"has the same name in the store as {found[name].path}; rename a folder"
                 raise InputError(reason, path=path)
         if len(others) == len(below):
@@ -166,15 +174,13 @@ def _problem_of(path: AnyPath) -> str:
         return ""  # unreadable: the run reports it
 
 
-def _cause(path: AnyPath) -> str:
-    """Return why a file in a folder is skipped; empty if it is a source."""
-    if not is_known_name(path.name):
-        return SkipCause.SIDECAR if is_sidecar(path.name) else SkipCause.UNKNOWN_NAME
+def _size_of(path: AnyPath) -> int | None:
+    """Return the size of a local file; None for a pipe, a socket or a device, and 0 if it is unknown."""
     # The run reports a link that leads nowhere as a file that cannot be read.
     with suppress(OSError):
-        if isinstance(path, Path) and storage_of(path).size() is None and storage_of(path).exists():
-            return SkipCause.NO_FILE
-    return ""
+        size = storage_of(path).size()
+        return None if size is None and storage_of(path).exists() else size or 0
+    return 0
 
 
 def _is_left_out(relative: str) -> bool:
@@ -183,20 +189,20 @@ def _is_left_out(relative: str) -> bool:
     return any(part.startswith(".") for part in folders) or folders[-1].startswith(COMPANIONS)
 
 
-def _local_files(given: Path, store: AnyPath) -> dict[str, tuple[AnyPath, int]]:
+def _local_files(given: Path, store: AnyPath) -> dict[str, tuple[AnyPath, int | None]]:
     """Return the files below a local input by relative path, also behind links; under "" if it is a file."""
     root = given.resolve()
     with translate_errors(root):
         is_file, exists = storage_of(root).size() is not None, storage_of(root).exists()
     if is_file:
-        return {"": (root, 0)}
+        return {"": (root, None)}
     if not root.is_dir():
         raise InputError("neither a file nor a folder" if exists else NOT_FOUND, path=given)
 
     def refuse(error: OSError) -> None:
         raise InputError("this folder cannot be listed", path=error.filename, found=error.strerror)
 
-    found: dict[str, tuple[AnyPath, int]] = {}
+    found: dict[str, tuple[AnyPath, int | None]] = {}
     for folder, subfolders, names in walk_once(root, onerror=refuse):
         if folder.resolve() == store.resolve():
             subfolders.clear()
@@ -205,11 +211,11 @@ def _local_files(given: Path, store: AnyPath) -> dict[str, tuple[AnyPath, int]]:
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         below = folder.relative_to(root).as_posix()
         relatives = names if below == "." else [f"{below}/{name}" for name in names]
-        found |= {each: (root / each, 0) for each in relatives if not _is_left_out(each)}
+        found |= {each: (root / each, None) for each in relatives if not _is_left_out(each)}
     return found
 
 
-def _objects(given: AnyPath, store: AnyPath) -> dict[str, tuple[AnyPath, int]]:
+def _objects(given: AnyPath, store: AnyPath) -> dict[str, tuple[AnyPath, int | None]]:
     """Return the objects below an input in an object store by relative key; under "" if it is an object.
 
     Raises:
@@ -219,7 +225,7 @@ def _objects(given: AnyPath, store: AnyPath) -> dict[str, tuple[AnyPath, int]]:
         keys = storage_of(given).files()
         if not keys and not storage_of(given).exists():
             raise InputError(NOT_FOUND, path=given)
-    found: dict[str, tuple[AnyPath, int]] = {}
+    found: dict[str, tuple[AnyPath, int | None]] = {}
     for key, size in keys.items():
         # The store may be below the input; its own objects are no sources.
         if f"{prefix_of(given)}{key}".startswith(prefix_of(store)):
@@ -240,8 +246,10 @@ def source_version(path: AnyPath, beside: AnyPath | None) -> str:
     return f"{version} {storage_of(beside).version()}" if version and beside else version
 
 
-def digest_source(source: Source) -> None:
-    """Set the size, the version, the digest and the sidecar of a source, or the failure to read them.
+def digest_source(source: Source) -> Source:
+    """Set the size, version, digest and sidecar of a source, or the failure to read them; return the source.
+
+    The content of a small text is kept: to open the file once more would take as long as to read its games.
 
     Raises:
         InputError: The disk failed, so nothing is known about the file.
@@ -251,7 +259,14 @@ def digest_source(source: Source) -> None:
         # Before the digest, so that a file that changes in between has another version when it is compared.
         source.version = source_version(source.path, source.beside)
         sidecar = None if source.beside is None else Sidecar.of(source.beside)
-        source.bytes, source.sha256 = digest_file(source.path)
+        data = None
+        if source.bytes <= _SMALL_FILE:
+            data = storage_of(source.path).read_range(0, _SMALL_FILE + 1)
+        if data is None or len(data) > _SMALL_FILE:
+            source.bytes, source.sha256 = digest_file(source.path)
+        else:
+            source.bytes, source.sha256 = len(data), hashlib.sha256(data).hexdigest()
+            source.content = data if has_lines(data) else None
         source.sidecar = sidecar
     except OSError as error:
         require_answer(source.path, error)
@@ -259,6 +274,7 @@ def digest_source(source: Source) -> None:
         # Without a digest, the size still counts in the share of rejected bytes.
         with suppress(OSError):
             source.bytes = storage_of(source.path).size() or source.bytes
+    return source
 
 
 def require_answer(path: AnyPath, error: OSError) -> None:

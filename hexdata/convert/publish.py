@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from functools import lru_cache
 from itertools import chain, groupby, islice, starmap
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ from hexdata.convert.shuffled import RESERVED_MEMORY
 from hexdata.convert.spool import REJECTED, Source, Spool
 from hexdata.convert.targets import target_columns
 from hexdata.errors import StoreError
-from hexdata.games.convention import convert_values
+from hexdata.games.convention import Votes, convert_values
 from hexdata.games.find import with_game_columns
 from hexdata.games.findings import (
     Flag,
@@ -47,45 +47,68 @@ _SOURCES_AT_ONCE: Final = 256
 """Rows of the table sources that are made at a time, since headers may be long."""
 
 
-def groups_of(sources: Iterable[Source]) -> list[list[Source]]:
-    """Return consecutive sources with positions, divided into groups that are written together.
+class Group(NamedTuple):
+    """Consecutive sources of one spool whose rows are written alike: their ids continue."""
 
-    The sources of a group are in one spool, their ids continue, and their values are converted alike.
-    """
+    first: Source
+    """The first source. What is decided for it holds for all."""
+    positions: int
+    """Number of their positions."""
+    stop_row: int
+    """Row after their last position in the spool."""
+    games: tuple[int, int]
+    """The first of their games in the spool, and the one after the last."""
+    source_ids: npt.NDArray[np.int32]
+    """``source_id`` of each game."""
+
+
+def groups_of(sources: Iterable[Source]) -> list[Group]:
+    """Divide consecutive sources with positions into groups."""
 
     def key(source: Source) -> tuple[Any, ...]:
         facts = source.facts
         return (
             *(source.folder, facts.spool, source.owns_games, source.first_position - source.first_row),
             *(source.first_game - source.first_spooled_game, source.convention, source.origins),
-            *(source.targets, tuple(facts.filled)),
+            *(source.targets, facts.filled),
         )
 
-    return [[*group] for _, group in groupby((s for s in sources if s.facts.positions), key=key)]
+    groups = []
+    for _, members in groupby((source for source in sources if source.facts.positions), key=key):
+        listed = [*members]
+        first, last = listed[0], listed[-1]
+        ids = np.repeat(
+            np.array([source.source_id for source in listed], np.int32),
+            [source.facts.games for source in listed],
+        )
+        positions = sum(source.facts.positions for source in listed)
+        stop_row = last.first_row + last.facts.spooled
+        groups.append(Group(first, positions, stop_row, (first.games[0], last.games[1]), ids))
+    return groups
 
 
-def part_games(sources: Iterable[Source]) -> tuple[int, int]:
+def part_games(groups: Iterable[Group]) -> tuple[int, int]:
     """Return the ``game_id`` of the first game of a part, and the number of games."""
-    owners = [source for source in sources if source.owns_games]
-    return (owners[0].first_game if owners else 0), sum(source.facts.games for source in owners)
+    owners = [group for group in groups if group.first.owns_games]
+    return (owners[0].first.first_game if owners else 0), sum(len(group.source_ids) for group in owners)
 
 
-def part_files(sources: Sequence[Source]) -> dict[str, int]:
+def part_files(groups: Sequence[Group]) -> dict[str, int]:
     """Return the files of a part of the store, relative to the store, with their numbers of rows.
 
     Args:
-        sources: The sources with positions of one batch. The first one is in the names of the files.
+        groups: The groups of the part. The first source is in the names of the files.
     """
-    name = f"part-{sources[0].source_id:06d}.parquet"
-    files = {f"positions/{name}": sum(source.facts.positions for source in sources)}
-    if any(source.owns_games for source in sources):
-        files[f"games/{name}"] = part_games(sources)[1]
+    name = f"part-{groups[0].first.source_id:06d}.parquet"
+    files = {f"positions/{name}": sum(group.positions for group in groups)}
+    if any(group.first.owns_games for group in groups):
+        files[f"games/{name}"] = part_games(groups)[1]
     return files
 
 
 def publish_part(
     store: AnyPath,
-    sources: Sequence[Source],
+    groups: Sequence[Group],
     board_size: int,
     targets: Sequence[str],
     options: ConvertOptions,
@@ -95,7 +118,7 @@ def publish_part(
 
     Args:
         store: The store.
-        sources: The sources with positions of one batch.
+        groups: The sources with positions of one batch.
         board_size: N.
         targets: Optional columns of positions in the store.
         options: Options of the run, for the splits.
@@ -105,9 +128,8 @@ def publish_part(
         StoreError: Rows are missing from the temporary files.
     """
     positions, facts = positions_schema(board_size, targets), {}
-    groups = groups_of(sources)
-    owners = [group for group in groups if group[0].owns_games]
-    for name, count in part_files(sources).items():
+    owners = [group for group in groups if group.first.owns_games]
+    for name, count in part_files(groups).items():
         if name.startswith("positions/"):
             schema, tables = positions, (_positions(group, board_size, positions) for group in groups)
         else:
@@ -117,7 +139,7 @@ def publish_part(
         if (rows := facts[name].rows) != count:
             reason = f"{name} has {rows:,} of {count:,} rows: temporary files lack the others"
             hint = "Remove the folder and run the command again."
-            raise StoreError(reason, path=sources[0].folder, hint=hint)
+            raise StoreError(reason, path=groups[0].first.folder, hint=hint)
     # The worker lives on, and Arrow would keep the memory of this part.
     pa.default_memory_pool().release_unused()
     return facts
@@ -154,12 +176,11 @@ def _with_nulls(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return rows.select(schema.names).cast(schema)
 
 
-def _positions(group: Sequence[Source], board_size: int, schema: pa.Schema) -> Iterator[pa.Table]:
+def _positions(group: Group, board_size: int, schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the positions of sources that are written alike, in record order."""
-    first, convention = group[0], group[0].convention or "blue-is-0"
-    position_id, stop = first.first_position, group[-1].first_row + group[-1].facts.spooled
-    first_game = first.first_game - first.first_spooled_game
-    for raw in starmap(with_game_columns, first.spool.positions(first.first_row, stop)):
+    first, convention = group.first, group.first.convention or "blue-is-0"
+    position_id, first_game = first.first_position, first.first_game - first.first_spooled_game
+    for raw in starmap(with_game_columns, first.spool.positions(first.first_row, group.stop_row)):
         value = column(raw, "value", np.nan)
         stored = convert_values(value, convention).astype(np.float32)
         winner = raw.column("winner").cast(pa.int8())
@@ -210,12 +231,11 @@ def _names_of(winners: npt.NDArray[np.int64]) -> pa.Array:
     return pa.array(WINNERS, pa.string()).take(pa.array(winners, mask=winners < 0))
 
 
-def _games(group: Sequence[Source], options: ConvertOptions, duplicates: pa.Table) -> Iterator[pa.Table]:
+def _games(group: Group, options: ConvertOptions, duplicates: pa.Table) -> Iterator[pa.Table]:
     """Yield the games of sources that are written alike, in the order of their ids."""
-    first, convention = group[0], group[0].convention or "blue-is-0"
+    first, convention = group.first, group.first.convention or "blue-is-0"
     schema, origins, done = games_schema(), dict(first.origins), 0
-    source_id = np.repeat([s.source_id for s in group], [s.facts.games for s in group])
-    for games in first.spool.batches("games", None, first.games[0], group[-1].games[1]):
+    for games in first.spool.batches("games", None, *group.games):
         chosen = slice(done, done + games.num_rows)
         game_id = first.first_game + np.arange(chosen.start, chosen.stop)
         # Null for games that are no duplicates.
@@ -227,7 +247,7 @@ def _games(group: Sequence[Source], options: ConvertOptions, duplicates: pa.Tabl
         hashes = games.column("game_hash").to_pylist()
         columns = {
             "game_id": pa.array(game_id),
-            "source_id": pa.array(source_id[chosen], pa.int32()),
+            "source_id": pa.array(group.source_ids[chosen]),
             "origin": pc.coalesce(games.column("origin"), pa.array(named, pa.string())),
             "winner": _names_of(winner),
             "end_reason": end_reasons(found, winner, games.column("end_reason")),
@@ -274,28 +294,32 @@ def _source_row(
     if source.part is not None:
         added["continues"] = {"source_id": source.continues, "bytes": source.part.start}
     run = dict(facts.run)
-    if "date" in run:
+    if run.get("date"):
         run["date"] = date.fromisoformat(run["date"])
-    decided_by = source.decision and source.decision.by
-    # ``votes`` has one vote per position; ``ballots``, which decided, at most one of each kind per game.
-    evidence = {
-        "chains": facts.votes.chains,
-        "winners": facts.votes.winners,
-        "given": decided_by == "given",
-        "by": decided_by,
-        "counted": {"chains": facts.ballots.chains, "winners": facts.ballots.winners},
-    }
     return {
         **{name: getattr(source, name) for name in ("source_id", "name", "bytes", "sha256")},
         **{name: getattr(facts, name) for name in ("format", "records", "positions", "games", "rejected")},
         **run,
         "value_sense": source.convention,
-        "value_sense_evidence": json.dumps(evidence),
+        "value_sense_evidence": _evidence(facts.votes, facts.ballots, source.decision and source.decision.by),
         "header": json.dumps(json.loads(header) | added) if added else header,
         "notes": json.dumps(source.notes) if source.notes else None,
-        "flags": json.dumps(dict(sorted(flags.get(source.source_id, {}).items()))),
+        "flags": json.dumps(dict(sorted(found.items()))) if (found := flags.get(source.source_id)) else "{}",
         "salvaged": facts.damage is not None if salvage else None,
     }
+
+
+@lru_cache(maxsize=256)  # many small sources have the same
+def _evidence(votes: Votes, ballots: Votes, decided_by: str | None) -> str:
+    """Return the evidence for a value convention as JSON text: votes per position, and those that decided."""
+    evidence = {
+        "chains": votes.chains,
+        "winners": votes.winners,
+        "given": decided_by == "given",
+        "by": decided_by,
+        "counted": {"chains": ballots.chains, "winners": ballots.winners},
+    }
+    return json.dumps(evidence)
 
 
 def _headers(sources: Iterable[Source]) -> Iterator[tuple[Source, str]]:
@@ -381,7 +405,7 @@ runs never make an earlier one a duplicate. Games with equal hashes are images o
 
 @repeats_on_disk
 def find_duplicates(
-    sources: Iterable[Source], store: Store, path: Path, progress: Progress, *, memory: int, threads: int
+    groups: Iterable[Group], store: Store, path: Path, progress: Progress, *, memory: int, threads: int
 ) -> None:
     """Find the games whose hash an earlier game has, and write them to a Parquet file in ascending id.
 
@@ -389,7 +413,7 @@ def find_duplicates(
     ``Flag``. Of the games of the store, only first games whose hash occurs among the new ones are compared.
 
     Args:
-        sources: The sources of this run, with ids above all those of the store.
+        groups: The sources of this run, with ids above all those of the store.
         store: The store.
         path: The file to write. DuckDB spills to its folder.
         progress: Receives the progress.
@@ -400,8 +424,8 @@ def find_duplicates(
         BudgetError: DuckDB needs more memory.
         StoreError: A file of the store is missing or damaged.
     """
-    owners = [source for source in sources if source.owns_games]
-    progress.begin("find duplicates", sum(source.facts.games for source in owners), "games")
+    owners = [group for group in groups if group.first.owns_games]
+    progress.begin("find duplicates", sum(len(group.source_ids) for group in owners), "games")
     stored = store.files("games")
     new = pa.RecordBatchReader.from_batches(_COMPARED, _new_games(owners, progress))
     with duckdb_session(
@@ -425,12 +449,12 @@ def find_duplicates(
         con.execute(f"COPY ({_SEARCH}) TO {quote(str(path))} (FORMAT parquet)")
 
 
-def _new_games(sources: Iterable[Source], progress: Progress) -> Iterator[pa.RecordBatch]:
+def _new_games(groups: Iterable[Group], progress: Progress) -> Iterator[pa.RecordBatch]:
     """Yield the games of sources as ``_COMPARED``."""
-    for group in groups_of(sources):
-        first, game_id = group[0], group[0].first_game
+    for group in groups:
+        first, game_id = group.first, group.first.first_game
         columns = ["game_hash", "moves", "first_player", "winner", "value"]
-        for games in first.spool.batches("games", columns, first.games[0], group[-1].games[1]):
+        for games in first.spool.batches("games", columns, *group.games):
             found = {name: games.column(name) for name in columns[:3]}
             found["game_id"] = pa.array(np.arange(game_id, game_id + games.num_rows))
             found["first_player"] = games.column("first_player").fill_null(0)
@@ -446,9 +470,9 @@ def duplicates_among(path: Path, first_game: int, games: int) -> pa.Table:
     return pq.read_table(path, filters=own, use_threads=False)
 
 
-def count_games(parts: Iterable[AnyPath]) -> tuple[dict[int, Counter[str]], int]:
+def count_games(parts: Iterable[AnyPath]) -> tuple[dict[int, dict[str, int]], int]:
     """Return the number of games with each flag, by source, and that of positions, in files of games."""
-    flags: dict[int, Counter[str]] = {}
+    flags: dict[int, dict[str, int]] = {}
     positions = 0
     for path in parts:
         games = read_parquet(path, ["source_id", "flags", "positions"])
@@ -458,5 +482,5 @@ def count_games(parts: Iterable[AnyPath]) -> tuple[dict[int, Counter[str]], int]
         sources = games["source_id"].take(pc.list_parent_indices(codes))
         pairs = pa.table({"source": sources, "flag": pc.list_flatten(codes)})
         for row in pairs.group_by(["source", "flag"]).aggregate([([], "count_all")]).to_pylist():
-            flags.setdefault(row["source"], Counter())[row["flag"]] = row["count_all"]
+            flags.setdefault(row["source"], {})[row["flag"]] = row["count_all"]
     return flags, positions

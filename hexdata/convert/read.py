@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import date
+from functools import lru_cache
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from hexdata.convert.inputs import require_answer, source_version
@@ -45,10 +45,11 @@ from hexdata.storage import AnyPath, storage_of, translate_errors
 from hexdata.text import encodable, shortened
 
 _JOINED_ROWS: Final = 3 * BATCH_ROWS
-"""Batches are joined until they have this many rows, since some steps cost the same per batch. A source with
-fewer records is small."""
+"""Batches are joined until they have this many rows. A source with fewer records is small."""
 _JOINED_BYTES: Final = 8 << 20
 """Batches are joined up to about this many bytes, since metadata may be long. So are headers."""
+_COMMON_HEADER: Final = 4096
+"""Characters up to which a header may be one of many files."""
 _GIVEN: Final = ("salvage", "format", "variations", "alphazero_convention")
 """Options of a run that are options of readers."""
 _FILLED: Final = {"player_to_move", "position_in_game", "total_positions"}
@@ -90,18 +91,20 @@ def read_sources(files: Sequence[Source], folder: AnyPath, options: ConvertOptio
     if facts is None:
         # Without facts, the folder is that of a run that was killed, or its files are damaged.
         storage_of(folder).remove_tree()
-        spools = _Spools(folder, truncate=options.truncate_repeats)
-        with write_arrow(folder / "headers.arrow", pa.schema([("header", pa.string())])) as writer:
+        with (
+            _Spools(folder, options) as spools,
+            write_arrow(folder / "headers.arrow", pa.schema([("header", pa.string())])) as writer,
+        ):
             facts, headers, size = [], [], 0
             for file in files:
-                own, header = _read_source(file, spools, options)
+                own, header = spools.read(file)
                 facts.append(own)
                 headers.append(header)
                 size += len(header)
                 if size > _JOINED_BYTES or len(facts) == len(files):
                     writer.write_batch(pa.record_batch({"header": pa.array(headers, pa.string())}))
                     headers, size = [], 0
-        spools.flush()
+            spools.flush()
         # An unreadable file may be readable in the next run.
         if all(each.failure is None or each.failure[0] != Reason.UNREADABLE for each in facts):
             save_facts(folder, facts)
@@ -109,7 +112,7 @@ def read_sources(files: Sequence[Source], folder: AnyPath, options: ConvertOptio
     return facts
 
 
-_Kind = tuple[int, Grouping, str, list[str]]
+_Kind = tuple[int, Grouping, str, tuple[str, ...]]
 """The common facts of the sources of a spool: board size, way to find games, format and declared columns."""
 
 
@@ -123,6 +126,12 @@ class _Reading:
     header: str = "{}"
     with_ply: int = 0
     """Number of positions that state their ply."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the bytes that are read are certainly those that were digested."""
+        file = self.file
+        return file.content is not None and file.beside is None and self.facts.format in GAME_FORMATS
 
     @property
     def other_size(self) -> int | None:
@@ -153,17 +162,19 @@ class _Reading:
         file, facts, options, numbers = self.file, self.facts, self.options, NumberCounter()
         try:
             given = {name: getattr(options, name) for name in _GIVEN}
-            has_sidecar = file.beside is not None
-            with open_source(file.path, part=file.part, has_sidecar=has_sidecar, **given) as reader:
+            given |= {"part": file.part, "content": file.content, "has_sidecar": file.beside is not None}
+            with open_source(file.path, **given) as reader:
                 if options.board_size is not None:
                     reader.select_board_size(options.board_size)
-                check_declared(reader.targets)
+                if reader.targets:
+                    check_declared(reader.targets)
                 for batch in reader.batches():
                     batch = reject_invalid(batch, reader.targets) if reader.targets else batch
                     facts.reject(batch.rejected)
-                    facts.positions += batch.rows
-                    facts.records += batch.records
-                    if batch.rows:
+                    rows = batch.rows
+                    facts.positions += rows
+                    facts.records += rows + len(batch.rejected)
+                    if rows:
                         facts.with_id += batch.stated("line_idx")
                         self.with_ply += batch.stated("position_in_game")
                         if is_legacy_format(reader.format):
@@ -196,128 +207,164 @@ class _Reading:
             raise FormatError("the boards have another size", code=Reason.BOARD_SIZE)
 
 
-def _read_source(file: Source, spools: _Spools, options: ConvertOptions) -> tuple[SpoolFacts, str]:
-    """Read a source; return its facts, which are complete when its spool is written, and its header.
-
-    Raises:
-        SourceChangedError: The source has another version than the one that was digested.
-    """
-    source = _Reading(file, options)
-    failure: FormatError | None = None
-    try:
-        spools.add(source)
-    except FormatError as error:
-        failure = error
-    # Before the failure: a file of another size is left out whether it is damaged or not.
-    if source.other_size is not None:
-        return SpoolFacts(board_size=source.other_size), "{}"
-    with translate_errors():
-        version = source_version(file.path, file.beside)
-    if version not in ("", file.version):  # a missing source has raised an error already
-        hint = "Run the command again when no process writes to the file."
-        raise SourceChangedError(
-            "this source changed while it was being converted", path=file.path, hint=hint
-        )
-    if failure is not None:
-        return SpoolFacts.failed(failure.code, failure.detail()), "{}"
-    return source.facts, source.header
-
-
 class _Spools:
     """Writes the spools of a batch: one for a large source, and one for consecutive small ones of a kind."""
 
-    def __init__(self, folder: AnyPath, *, truncate: bool) -> None:
+    def __init__(self, folder: AnyPath, options: ConvertOptions) -> None:
         self._folder = folder
-        self._truncate = truncate
+        self._options = options
         self._count = 0
-        self._small: list[tuple[_Reading, list[RawBatch]]] = []
-        self._size = 0.0
-        """Records and bytes of the small sources, as shares of a large source."""
-        self._kind: _Kind | None = None
+        self._open: _SpoolWriter | None = None
+        """The spool to which the next small source may be added."""
 
-    def add(self, source: _Reading) -> None:
-        """Add a source. If its records end with an error, nothing is added."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._open is not None:
+            self._open.files.__exit__(*error)
+
+    def read(self, file: Source) -> tuple[SpoolFacts, str]:
+        """Read a source; return its facts, which are complete when its spool is written, and its header.
+
+        Raises:
+            SourceChangedError: The source has another version than the one that was digested.
+        """
+        source = _Reading(file, self._options)
+        failure: FormatError | None = None
+        try:
+            self._add(source)
+        except FormatError as error:
+            failure = error
+        # Before the failure: a file of another size is left out whether it is damaged or not.
+        if source.other_size is not None:
+            return SpoolFacts(board_size=source.other_size), "{}"
+        if not source.is_held:
+            with translate_errors():
+                version = source_version(file.path, file.beside)
+            if version not in ("", file.version):  # a missing source has raised an error already
+                hint = "Run the command again when no process writes to the file."
+                raise SourceChangedError(
+                    "this source changed while it was being converted", path=file.path, hint=hint
+                )
+        if failure is not None:
+            return SpoolFacts.failed(failure.code, failure.detail()), "{}"
+        return source.facts, source.header
+
+    def _add(self, source: _Reading) -> None:
+        """Add the records of a source. If they end with an error, nothing is added."""
         records, head, size = source.records(), list[RawBatch](), 0.0
         for batch in records:
             head.append(batch)
-            size += max(batch.records / _JOINED_ROWS, batch.nbytes / _JOINED_BYTES)
+            size += _size_of(batch)
             if size >= 1:
                 self.flush()
-                self._write([(source, chain(head, records))])
+                try:
+                    self._writer.add(source, chain(head, records))
+                except BaseException as error:
+                    self._writer.discard(error)
+                    self._open = None
+                    raise
+                self.flush()
                 return
         # The games of a spool are found together, and nothing else may be in one of a collection. A source
         # without positions fits all.
-        if source.facts.mixed or not (None in (source.kind, self._kind) or source.kind == self._kind):
+        kind, is_mixed = source.kind, source.facts.mixed
+        if is_mixed or not (None in (kind, self._writer.kind) or kind == self._writer.kind):
             self.flush()
-        self._small.append((source, head))
-        self._size += size
-        self._kind = self._kind or source.kind
-        if source.facts.mixed or self._size >= 1:
+        self._writer.add(source, head)
+        if is_mixed:
             self.flush()
+
+    @property
+    def _writer(self) -> _SpoolWriter:
+        if self._open is None:
+            self._open = _SpoolWriter(Spool(self._folder / f"{self._count:06d}"))
+            self._count += 1
+        return self._open
 
     def flush(self) -> None:
-        """Write the spool of the small sources, if there are any."""
-        if self._small:
-            self._write(self._small)
-        self._small, self._size, self._kind = [], 0.0, None
+        """Finish the spool of the small sources, if there is one."""
+        if self._open is not None:
+            self._open.finish(truncate=self._options.truncate_repeats)
+            self._open = None
 
-    def _write(self, sources: Sequence[tuple[_Reading, Iterable[RawBatch]]]) -> None:
-        """Write a spool, and set the facts of its sources that depend on it."""
-        spool = Spool(self._folder / f"{self._count:06d}")
-        self._count += 1
-        try:
-            found = _write_raw(spool, [batches for _, batches in sources])
-        except BaseException:
-            storage_of(spool.folder).remove_tree()
-            raise
-        facts = [source.facts for source, _ in sources]
+
+class _SpoolWriter:
+    """Writes one spool: the records of its sources, then their games."""
+
+    def __init__(self, spool: Spool) -> None:
+        self.files = ExitStack()
+        """The open files."""
+        self.kind: _Kind | None = None
+        """The kind of its sources; None without positions."""
+        self._spool = spool
+        self._sources: list[SpoolFacts] = []
+        self._rejected = self.files.enter_context(write_arrow(spool.folder / "rejected.arrow", REJECTED))
+        self._raw: pa.ipc.RecordBatchFileWriter | None = None
+        self._pending: list[RawBatch] = []
+        self._size = 0.0
+        self._findings = [np.zeros(0, np.uint16)]
+
+    def add(self, source: _Reading, batches: Iterable[RawBatch]) -> None:
+        """Write the records of a source."""
+        for batch in batches:
+            write_rejected(self._rejected, len(self._sources), batch.rejected)
+            if batch.rows:
+                self._pending.append(batch)
+                self._size += _size_of(batch)
+            if self._size >= 1:
+                self._write_pending()
+        self._sources.append(source.facts)
+        self.kind = self.kind or source.kind
+
+    def _write_pending(self) -> None:
+        """Write the positions of the pending batches together, since some steps cost the same for each."""
+        joined = self._pending[0].join(self._pending)  # of the class of the batch, which may join games first
+        positions = with_findings(joined, board_size_of(joined.schema.field("board").type.byte_width))
+        if self._raw is None:
+            path = self._spool.folder / "raw.arrow"
+            self._raw = self.files.enter_context(write_arrow(path, positions.schema))
+        self._raw.write_batch(positions)
+        self._findings.append(positions.column("findings").to_numpy())
+        self._pending, self._size = [], 0.0
+
+    def discard(self, error: BaseException) -> None:
+        """Remove the spool after an error."""
+        self.files.__exit__(type(error), error, error.__traceback__)
+        storage_of(self._spool.folder).remove_tree()
+
+    def finish(self, *, truncate: bool) -> None:
+        """Find the games, and set the facts of the sources that depend on the whole spool."""
+        if self._pending:
+            self._write_pending()
+        self.files.close()
+        spool, facts, found = self._spool, self._sources, np.concatenate(self._findings)
         sizes = [own.positions for own in facts]
         votes = count_votes(found, np.repeat(np.arange(len(sizes)), sizes), len(sizes), sound=False)
         for own, own_votes in zip(facts, votes, strict=True):
             own.spool, own.votes = spool.folder.name, own_votes
-        kind = next((source.kind for source, _ in sources if source.kind), None)
-        if kind is None or facts[0].mixed:
+        if self.kind is None or facts[0].mixed:
             # The run finds the games of a collection, after its positions, one vote each, have decided.
             facts[0].ballots = count_votes(found)[0]
             return
-        board_size, grouping, name, _ = kind
+        board_size, grouping, name, _ = self.kind
         with (
             write_arrow(spool.folder / "rows.arrow", ROWS) as rows,
             write_arrow(spool.folder / "games.arrow", GAMES) as games,
         ):
             raw, replayed = spool.batches("raw", EVIDENCE), name in GAME_FORMATS
             for _, own_rows, own_games in find_games(
-                raw, board_size, grouping, sizes, replayed=replayed, truncate=self._truncate
+                raw, board_size, grouping, sizes, replayed=replayed, truncate=truncate
             ):
                 rows.write_table(own_rows)
                 games.write_table(own_games)
         count_games(spool, facts)
 
 
-def _write_raw(spool: Spool, sources: Sequence[Iterable[RawBatch]]) -> npt.NDArray[np.uint16]:
-    """Write the tables ``raw`` and ``rejected`` of a spool; return the findings of its positions."""
-    found: list[npt.NDArray[np.uint16]] = [np.zeros(0, np.uint16)]
-    pending: list[RawBatch] = []
-    size = 0.0
-    with ExitStack() as stack:
-        rejected = stack.enter_context(write_arrow(spool.folder / "rejected.arrow", REJECTED))
-        raw = None
-        # None is the end. Batches are joined, since some steps cost the same for each.
-        for number, batch in chain(((i, b) for i, own in enumerate(sources) for b in own), [(-1, None)]):
-            if batch is not None:
-                write_rejected(rejected, number, batch.rejected)
-                pending += [batch] if batch.rows else []
-                size += max(batch.rows / _JOINED_ROWS, batch.nbytes / _JOINED_BYTES)
-            if pending and (batch is None or size >= 1):
-                joined = pending[0].join(pending)  # of the class of the batch, which may join games first
-                board_size = board_size_of(joined.schema.field("board").type.byte_width)
-                positions = with_findings(joined, board_size)
-                if raw is None:
-                    raw = stack.enter_context(write_arrow(spool.folder / "raw.arrow", positions.schema))
-                raw.write_batch(positions)
-                found.append(positions.column("findings").to_numpy())
-                pending, size = [], 0.0
-    return np.concatenate(found)
+def _size_of(batch: RawBatch) -> float:
+    """Return the records or bytes of a batch as a share of a large source."""
+    return max(batch.records / _JOINED_ROWS, batch.nbytes / _JOINED_BYTES)
 
 
 def count_games(spool: Spool, sources: Sequence[SpoolFacts]) -> None:
@@ -331,7 +378,7 @@ def count_games(spool: Spool, sources: Sequence[SpoolFacts]) -> None:
     is_cut, unknown = cut == CUT_OFF, game < 0
     keys, counts = np.unique(source[unknown] << 16 | found[unknown], return_counts=True)
     for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-        sources[key >> 16].loose.append((key & 0xFFFF, count))
+        sources[key >> 16].loose += ((key & 0xFFFF, count),)
     cuts = np.bincount(source[is_cut], minlength=len(sources)).tolist()
     detail = "the game was cut before a repeated move, as asked"
     # Of a collection also without any: a run that was killed, with more of its files, may have left others.
@@ -363,7 +410,7 @@ def _damage(damage: FormatError, facts: SpoolFacts) -> RawBatch:
         raise damage
     rejection = Rejection(facts.records, damage.code, damage.detail())
     facts.damage = encodable(rejection.detail)
-    facts.notes.append(f"salvaged: the {facts.records:,} examples before the damage ({facts.damage})")
+    facts.notes += (f"salvaged: the {facts.records:,} examples before the damage ({facts.damage})",)
     facts.reject([rejection])
     facts.records += 1
     return RawBatch(pa.RecordBatch.from_pydict({}), [rejection])
@@ -371,36 +418,47 @@ def _damage(damage: FormatError, facts: SpoolFacts) -> RawBatch:
 
 def _describe(reader: SourceReader, facts: SpoolFacts, numbers: NumberCounter, name: str) -> str:
     """Set the facts that are known when the source has been read; return its header as JSON text."""
-    header: dict[str, Any] = reader.header
-    text = json.dumps(header)
+    text = json.dumps(reader.header)
     facts.board_size, facts.format = reader.board_size, reader.format
-    facts.declared = sorted(reader.targets)
+    facts.declared = tuple(sorted(reader.targets))
     facts.header_bytes = len(text)
-    facts.layout, facts.run = layout_convention(header), _run_of(header, name)
+    before = facts.notes
+    # Many small files have the same header.
+    read = _facts_of_header if len(text) <= _COMMON_HEADER else _facts_of_header.__wrapped__
+    for key, value in read(text, facts.format).items():
+        setattr(facts, key, value)
+    if "date" not in facts.run and (found := date_of_name(name)):
+        facts.run = {**facts.run, "date": found}
+    columns, facts.not_targets, notes = numbers.columns()
+    facts.targets = tuple(sorted({*facts.declared, *columns}))
+    facts.notes = (*before, *notes, *facts.notes)
+    # The key that marks a shuffled file is at its end, which a damaged file has lost.
+    facts.mixed |= facts.damage is not None and facts.with_id > 0 and is_legacy_format(facts.format)
+    return text
+
+
+@lru_cache(maxsize=64)
+def _facts_of_header(text: str, kind: str) -> dict[str, Any]:
+    """Return the facts that the header of a source of a format states, by name."""
+    header: dict[str, Any] = json.loads(text)
+    facts: dict[str, Any] = {"layout": layout_convention(header), "run": _run_of(header)}
     stats, shuffling = header.get("processing_stats"), header.get("shuffling_stats")
     if isinstance(stats, dict):
         keys = ("examples_generated", "valid_games")
-        facts.stated = {key: stats[key] for key in keys if isinstance(stats.get(key), int)}
+        facts["stated"] = {key: stats[key] for key in keys if isinstance(stats.get(key), int)}
     # Files of one shuffle state the same number of buckets and the same raw files, in any order.
     if isinstance(shuffling, dict) and isinstance(shuffling.get("source_files"), list):
         shuffle = [shuffling.get("num_buckets"), sorted(map(str, shuffling["source_files"]))]
-        facts.shuffle = hashlib.sha256(json.dumps(shuffle).encode("ascii")).hexdigest()
+        facts["shuffle"] = hashlib.sha256(json.dumps(shuffle).encode("ascii")).hexdigest()
     if isinstance(header.get("source_file"), str):
-        facts.raw_file = header["source_file"]
-    found, facts.not_targets, notes = numbers.columns()
-    facts.targets = sorted({*facts.declared, *found})
-    facts.notes += notes
-    is_legacy = is_legacy_format(facts.format)
-    if not is_legacy:
-        facts.notes += notes_of_header(facts.format, header)
+        facts["raw_file"] = header["source_file"]
+    facts["notes"] = () if is_legacy_format(kind) else tuple(notes_of_header(kind, header))
     # What the examples do not have need not be restored by an export.
-    facts.filled = sorted(_FILLED & _keys_of(header))
-    if facts.format == "katahex":  # rows that state no game, but whose boards show it
-        facts.filled = ["position_in_game", "total_positions"]
-    # The key that marks a shuffled file is at its end, which a damaged file has lost.
-    may_be_shuffled = facts.damage is not None and facts.with_id > 0 and is_legacy
-    facts.mixed = may_be_shuffled or is_mixed(facts.format, header)
-    return text
+    facts["filled"] = tuple(sorted(_FILLED & _keys_of(header)))
+    if kind == "katahex":  # rows that state no game, but whose boards show it
+        facts["filled"] = ("position_in_game", "total_positions")
+    facts["mixed"] = is_mixed(kind, header)
+    return facts
 
 
 def _keys_of(header: Mapping[str, Any]) -> set[str]:
@@ -417,18 +475,18 @@ def _keys_of(header: Mapping[str, Any]) -> set[str]:
     return keys
 
 
-def _run_of(header: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _run_of(header: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of sources that describe the run of self-play; values of other types are left out.
 
-    The date is that of the header; if the header states none, that of the source's name.
+    The date is None if the header states several or none that is valid, and missing if it states none.
     """
     run, changes = header.get("run"), header.get("run_changes")
     run = dict(run) if isinstance(run, dict) else {}
-    if "date" not in run and not (isinstance(changes, dict) and "date" in changes):
-        run["date"] = date_of_name(name)
     columns = {key: run[key] for key, kinds in _RUN.items() if type(run.get(key)) in kinds}
     # An integer of more bits has no column.
     columns = {k: v for k, v in columns.items() if not (isinstance(v, int) and v.bit_length() > 63)}
-    with suppress(KeyError, TypeError, ValueError):
-        columns["date"] = date.fromisoformat(run["date"]).isoformat()
+    if "date" in run or (isinstance(changes, dict) and "date" in changes):
+        columns["date"] = None
+        with suppress(KeyError, TypeError, ValueError):
+            columns["date"] = date.fromisoformat(run["date"]).isoformat()
     return columns

@@ -44,6 +44,8 @@ _DIGESTED_AT_ONCE: Final = 64
 """Maximum number of files of a task of a thread."""
 _LARGE_FILE: Final = 1 << 17
 """Mean size in bytes of local files from which several threads digest them faster than one."""
+_HELD_BYTES: Final = 32 << 20
+"""Maximum size of all small files whose bytes are kept after they are digested."""
 _SOURCE_WEIGHT: Final = 256
 """The work that a source takes in addition to that of its bytes, in bytes of text."""
 _BATCH_WEIGHT: Final = 1 << 20
@@ -126,21 +128,23 @@ class ConvertRun:
         totals = _assign_ids(sources, store.manifest.counts)
         targets = choose_columns(sources, store.manifest.targets)
         for source in sources:
-            source.notes = [*report.notes_of(source)]
-        unknown, flags = 0, dict[int, Counter[str]]()
+            source.notes = tuple(report.notes_of(source))
+        unknown, flags = 0, Counter[str]()
         if sources:
             replaced = self._write_parts(sources, targets).values()
             # From the files, as parts of a run that was killed are not written again.
             games = (name for name in self.parts.entries if name.startswith("games/"))
-            flags, in_games = publish.count_games(store.path / name for name in games)
+            flags_of, in_games = publish.count_games(store.path / name for name in games)
+            for own in flags_of.values():
+                flags.update(own)
             positions = sum(source.facts.positions for source in sources)
             if unknown := positions - in_games:
                 self.progress.note(without_game(unknown, positions))
             store.manifest.board_size, store.manifest.targets = self.board_size, targets
-            self._publish(sources, totals, flags, replaced)
+            self._publish(sources, totals, flags_of, replaced)
         self.parts.remove_others()  # parts that were replaced, also by a run that was killed since
         self.parts.remove_work()
-        return _result(sources, skipped, sum(flags.values(), Counter()), unknown, options)
+        return _result(sources, skipped, flags, unknown, options)
 
     def _run(
         self, function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]
@@ -159,17 +163,19 @@ class ConvertRun:
     def _digest(self) -> tuple[list[Source], list[tuple[Source, str]]]:
         """Return the new files; and the others, each with the name of the source that has the same bytes."""
         files, workers = self.files, self._workers
-        if not any(is_address(file.path) for file in files):
-            size = sum(storage_of(file.path).size() or 0 for file in files)
-            if size < len(files) * _LARGE_FILE:
-                workers = 1  # several threads wait for Python's lock between small reads
+        is_small = sum(file.bytes for file in files) < len(files) * _LARGE_FILE
+        if is_small and not any(is_address(file.path) for file in files):
+            workers = 1  # several threads wait for Python's lock between small reads
         self.progress.begin("digest", len(files), "files")
-        step = min(_DIGESTED_AT_ONCE, len(files) // (8 * workers) + 1)
+        step, held = min(_DIGESTED_AT_ONCE, len(files) // (8 * workers) + 1), 0
         pieces = [files[start : start + step] for start in range(0, len(files), step)]
         # Threads are enough: reading and hashing release the lock of Python.
         with ThreadPoolExecutor(workers) as pool:
-            for done in pool.map(lambda piece: [*map(digest_source, piece)], pieces):
+            for done in pool.map(lambda piece: [digest_source(file) for file in piece], pieces):
                 self.progress.advance(len(done))
+                held += sum(len(file.content or b"") for file in done)
+                for file in done if held > _HELD_BYTES else ():
+                    file.content = None  # it is read again
         new, same = choose_new(files, self.store, salvage=self.options.salvage)
         if grown := [file.name for file in new if file.part]:
             text = f"reading only the new lines of {count_of(len(grown), 'file')}: {listed(grown)}"
@@ -283,26 +289,27 @@ class ConvertRun:
         """
         store, options, old = self.store, self.options, self.store.manifest
         sources = [source for source in sources if source.facts.positions]
-        parts = [[*batch] for _, batch in groupby(sources, key=lambda source: source.folder)]
+        batches = groupby(sources, key=lambda source: source.folder)
+        parts = [publish.groups_of(batch) for _, batch in batches]
         files = [publish.part_files(part) for part in parts]
         duplicates = local_work(self.parts.work, "duplicates") / "duplicates.parquet"
         memory, threads = options.memory, options.processes(default_workers())
-        publish.find_duplicates(sources, store, duplicates, self.progress, memory=memory, threads=threads)
+        groups = [*chain.from_iterable(parts)]
+        publish.find_duplicates(groups, store, duplicates, self.progress, memory=memory, threads=threads)
         # All parts have the same columns, so that other programs can read them together. The name of a part
         # that gets more columns changes, since the old part stays until the manifest names the new one.
         same = targets == old.targets
         widened = {} if same else {publish.widened_name(name): name for name in old.files_in("positions")}
-        # All that determines the parts: what a killed run wrote with another plan is not used.
-        plan = [
-            *(__version__, _reading(options), options.value_convention, self.board_size, targets, old.counts),
-            # By part: a file that is left out has no id, but divides the others into other batches.
-            [[[s.source_id, s.name, s.identity, s.origins] for s in part] for part in parts],
-        ]
+        # All that determines the parts: what a killed run wrote with another plan is not used. The folder of
+        # a source shows its batch: a file that is left out has no id, but divides the others otherwise.
+        read = [[s.source_id, s.name, s.identity, s.origins, s.folder.name] for s in sources]
+        plan: list[Any] = [__version__, _reading(options), options.value_convention, self.board_size, targets]
+        plan += [old.counts, hashlib.sha256(json.dumps(read).encode()).hexdigest()]
         self.parts.resume(plan, (*widened, *chain.from_iterable(files)))
         self.parts.remove_others()
         done = self.parts.entries.keys()
         todo = [part for part, own in zip(parts, files, strict=True) if not done >= own.keys()]
-        self.progress.begin("write", sum(s.facts.positions for part in todo for s in part), "positions")
+        self.progress.begin("write", sum(group.positions for part in todo for group in part), "positions")
         tasks = (
             (
                 *(store.path, part, self.board_size, targets, options),
@@ -370,7 +377,8 @@ def _result(
     }
     reasons: Counter[str] = Counter()
     for source in sources:
-        reasons.update({reason: count for reason, (count, _) in source.facts.reasons.items()})
+        for reason, (count, _) in source.facts.reasons.items():
+            reasons[reason] += count
     return ConvertResult(
         sources=len(sources),
         skipped=len(skipped),
@@ -381,7 +389,7 @@ def _result(
         failed_files={s.name: ": ".join(s.facts.failure) for s in sources if s.facts.failure},
         flags=dict(sorted(flags.items())),
         notes=report.notes_of_option(sources, options.value_convention),
-        file_notes={source.name: source.notes for source in sources if source.notes},
+        file_notes={source.name: [*source.notes] for source in sources if source.notes},
         skipped_files=dict(sorted(skipped.items())),
     )
 
@@ -425,7 +433,7 @@ def _set_facts(batch: Sequence[Source], facts: Sequence[SpoolFacts], folder: Any
     """Set what was read of the sources of a batch, and where it is in their spools."""
     before: dict[str | None, tuple[int, int, int]] = {}  # sources, positions and games in each spool
     for number, (source, own) in enumerate(zip(batch, facts, strict=True)):
-        source.facts, source.folder, source.number = own, folder, number
+        source.facts, source.folder, source.number, source.content = own, folder, number, None
         if own.failure and own.failure[0] == Reason.UNREADABLE:
             source.sha256 = ""  # as if it could not be digested: the store does not have these bytes
         place = before.get(own.spool, (0, 0, 0))

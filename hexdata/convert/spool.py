@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -70,22 +70,22 @@ class SpoolFacts(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=Fals
     """The counts in ``processing_stats`` of the header."""
     run: dict[str, Any] = {}
     """Columns of the table sources that describe the run of self-play, with the date as text."""
-    notes: list[str] = []
+    notes: tuple[str, ...] = ()
     damage: str | None = None
     """Detail of the damage, if the examples before it were salvaged."""
     sizes: dict[str, Count] = {}
     """Number of records that were rejected because of their board size, by this size."""
     cut: Count = 0
     """Number of positions rejected after a repeated move, because truncation was requested."""
-    loose: list[tuple[Count, Count]] = []
+    loose: tuple[tuple[Count, Count], ...] = ()
     """Findings of positions of unknown games, and the number of positions with these."""
-    declared: list[str] = []
+    declared: tuple[str, ...] = ()
     """The optional columns of positions that the reader gives."""
-    targets: list[str] = []
+    targets: tuple[str, ...] = ()
     """All optional columns of positions that the source can have, sorted."""
     not_targets: dict[str, str] = {}
     """The reason for each name whose numbers stay in the metadata only."""
-    filled: list[str] = []
+    filled: tuple[str, ...] = ()
     """Columns that the examples state, and whose values in the store may differ from those stated."""
     spool: Annotated[str, Meta(pattern=r"^[0-9]{6,9}\Z")] | None = None
     """Path of the spool with its records, relative to the folder of the batch; None if no record was read."""
@@ -206,8 +206,10 @@ def write_rejected(
         writer.write_batch(pa.RecordBatch.from_pydict(columns, REJECTED))
 
 
-@dataclass(slots=True)
-class Source:
+_Content = bytes  # a field of the class below is called bytes
+
+
+class Source(Struct):
     """A source of a run: its file, what was read of it, and what the run decided, one step after the other.
 
     ``facts`` includes decisions of the run, such as a rejected file. The spool contains the source's own
@@ -218,8 +220,8 @@ class Source:
     name: str
     """The name of the input folder and the path below it, so the same on every machine."""
     path: AnyPath
-    bytes: int = 0
-    """Size; 0 until the file is digested, except for objects, whose listing states it."""
+    bytes: int
+    """Size; when the file was found, until it is digested."""
     beside: AnyPath | None = None
     """Path of its sidecar, if it has one."""
 
@@ -228,6 +230,8 @@ class Source:
     """Empty if the file cannot be read, and until it is digested."""
     version: str = ""
     """``inputs.source_version`` of the file, taken before it was digested."""
+    content: _Content | None = None
+    """The bytes that were digested, of a small text, until it is read; None for other files."""
     sidecar: Sidecar | None = None
     """The facts of its sidecar."""
     continues: int | None = None
@@ -236,7 +240,7 @@ class Source:
     """The lines of a grown file that the store does not have; None to read the whole file."""
 
     # Read, unless the facts state a failure already.
-    facts: SpoolFacts = field(default_factory=SpoolFacts)
+    facts: SpoolFacts = struct_field(default_factory=SpoolFacts)
     folder: AnyPath = Path()
     """Folder of the batch with which it was read."""
     number: int = -1
@@ -261,7 +265,7 @@ class Source:
     """(file_idx, raw file) for games whose raw file only a companion names."""
     targets: tuple[str, ...] = ()
     """Optional columns of its positions in the store."""
-    notes: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
 
     @property
     def new_bytes(self) -> int:

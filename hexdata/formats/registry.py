@@ -231,6 +231,7 @@ def open_source(
     salvage: bool = False,
     part: FilePart | None = None,
     format: str | None = None,  # noqa: A002 - the name of the option
+    content: bytes | None = None,
     **options: Any,
 ) -> FileReader | CheckedReader:
     """Open a source file with the reader for its format.
@@ -244,6 +245,8 @@ def open_source(
         part: Range of bytes to read of a text without gzip, such as TRMPH. Default None: the whole file.
         format: Name of the format that the user states, such as "sgf". Default None: it is detected. A
             stated format is ``stated_format`` in the header of the reader, except of a legacy pickle.
+        content: All bytes of the file, a small text without gzip, if they are known. Default None: it is
+            read.
         options: Options of single formats, which the others ignore: ``variations`` and
             ``alphazero_convention`` of ``ConvertOptions``; ``has_sidecar``, False if the folder of the file
             was listed and has no sidecar, so that none is looked for.
@@ -257,7 +260,7 @@ def open_source(
         ConfigError: The file has no built-in format, and a format of another package is broken.
         OSError: The file cannot be opened.
     """
-    head, content = _head(path)
+    head, content = _head(path) if content is None else (content[:_HEAD_BYTES], content)
     if part is None and is_utf16(head):
         head = head.decode("utf-16", "replace").encode()  # as the readers of texts do
     usable = (each for each in source_formats() if each.appendable or part is None)

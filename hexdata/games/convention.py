@@ -30,7 +30,7 @@ _Count = tuple[int, int]
 _By = Literal["winners", "chains", "layout", "given"]
 
 
-class Votes(Model, frozen=True):
+class Votes(Model, frozen=True, gc=False):
     """Evidence for the value convention of a source, counted as (for blue-is-0, for blue-is-1).
 
     Values other than 0 and 1 are not counted.

@@ -118,7 +118,7 @@ def impatient(monkeypatch):
 @pytest.mark.parametrize("after", [0, 1], ids=["while it is digested", "while it is read"])
 def test_an_outage_does_not_reject_a_source(bucket, few, on_disk, object_store, after):
     """A file that a disk cannot read is rejected; an object that is temporarily unavailable is not."""
-    object_store.fail(Fault("GET", "games.trmph", status=500, count=1000, skip=after))
+    object_store.fail(Fault("GET", "a.pkl.gz", status=500, count=1000, skip=after))
     with pytest.raises(StoreError, match="s3://"):
         convert_sources(f"{bucket}legacy", f"{bucket}store", OPTIONS)
     assert object_store.all_met()
