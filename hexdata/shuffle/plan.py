@@ -8,8 +8,9 @@ from typing import Any, Final
 from hexdata.errors import BudgetError
 from hexdata.schema import board_bytes
 from hexdata.selection import BalanceRow, Duplicates
-from hexdata.shuffle.options import ShuffleOptions
+from hexdata.shuffle.options import BASE_MEMORY, ShuffleOptions
 from hexdata.storage.errors import RUN_AGAIN
+from hexdata.store.parquet import ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from hexdata.units import format_bytes
 
 # A bucket is the unit of resuming and of repairs. With assign "game", the order depends on this number.
@@ -30,6 +31,18 @@ Each thread pins blocks of every sorted run to merge them, and the runs are as l
 Measured with DuckDB 2.0.1: 880 MB of rows fail with 85 MB of memory for one thread, 120 MB for two and 170 MB
 for four, and are sorted with 120, 170 and 240 MB.
 """
+_THREAD_MEMORY: Final = 125_000_000
+"""Bytes of DuckDB's memory for each of its threads, as its documentation advises."""
+_MERGED_ROWS: Final = 150_000
+"""Rows, with their lists and texts, for which each thread of a merge needs memory.
+
+It merges 122,880 rows at a time. Measured for policies of 19 * 19: a thread fails with memory for 136,000
+rows of the size that ``row_bytes`` estimates, and not with memory for 149,000.
+"""
+_WRITER_COPIES: Final = 3
+"""Bytes that writing a row group takes per byte of its lists and texts: 2.9 for policies of 19 * 19."""
+_WRITER_MEMORY: Final = 80_000_000
+"""Part of ``BASE_MEMORY`` for the row group that is written."""
 # DuckDB itself leaves a tenth of the free disk unused, so the estimate may be a tenth too low.
 _SPILL_SHARE: Final = 0.8
 """Largest part of the free disk, besides the buckets, that a pass may use for DuckDB's temporary files."""
@@ -131,32 +144,63 @@ class ShufflePlan:
             raise BudgetError(reason, path=self.store, found=found, expected=needed, hint=hint)
 
 
-def temporary_bytes(size: int, memory: int) -> int:
-    """Return the bytes of the temporary files of a pass.
+@dataclass(frozen=True)
+class SortLimits:
+    """DuckDB's limits for the sort of a shuffle, and what follows from them.
 
-    Args:
-        size: Bytes of its rows in DuckDB's sort.
-        memory: Bytes of DuckDB's memory.
-    """
-    return 0 if size <= memory * _MEMORY_SHARE else int(size * _FILE_BYTES)
-
-
-def count_passes(size: int, free: int, memory: int, threads: int, buckets: int) -> int:
-    """Return the number of passes of a sort.
-
-    There are as few as the free disk and the memory for merging allow, since reading the positions again
-    takes longer than temporary files, and at most as many as let the rows of each pass fit into memory.
-
-    Args:
-        size: Bytes of all rows in DuckDB's sort.
-        free: Bytes of free disk space besides the buckets.
+    Attributes:
         memory: Bytes of DuckDB's memory.
         threads: Number of DuckDB's threads.
-        buckets: Number of buckets, which limits the number of passes.
+        row: Bytes of a mean row in the sort.
     """
-    # Passes whose rows fit into the memory, into the free disk, and into the memory for merging.
-    in_memory = -(-size // int(memory * _MEMORY_SHARE))
-    # The free space may be below zero if the buckets alone exceed it, which ``require_disk`` reports.
-    on_disk = -(-int(size * _FILE_BYTES) // max(int(free * _SPILL_SHARE), 1))
-    merged = -(-size * threads * _MERGE_BYTES // memory**2)
-    return max(min(in_memory, max(on_disk, merged), buckets), 1)
+
+    memory: int
+    threads: int
+    row: int
+
+    @classmethod
+    def of(cls, memory: int, threads: int, row: int = 0, varying: int = 0) -> SortLimits:
+        """Return the limits within the memory of a process.
+
+        Args:
+            memory: Bytes for the process.
+            threads: Maximum number of threads.
+            row: Bytes of a mean row in the sort. Default 0: narrow rows.
+            varying: Bytes of its lists and texts. Default 0.
+        """
+        written = _WRITER_COPIES * min(ROW_GROUP_ROWS * varying, ROW_GROUP_BYTES)
+        memory -= BASE_MEMORY + max(written - _WRITER_MEMORY, 0)
+        return cls(memory, max(min(threads, memory // max(_THREAD_MEMORY, _MERGED_ROWS * row)), 1), row)
+
+    @property
+    def most_rows(self) -> int | None:
+        """Maximum number of rows of one query; None for any number, as it can merge temporary files."""
+        is_mergeable = self.threads * _MERGED_ROWS * self.row <= self.memory
+        return None if is_mergeable else max(int(self.memory * _MEMORY_SHARE) // self.row, 1)
+
+    def count_passes(self, rows: int, free: int, buckets: int) -> int:
+        """Return the number of passes of a sort.
+
+        There are as few as the free disk and the memory for merging allow, since reading the positions again
+        takes longer than temporary files, and at most as many as let the rows of each pass fit into memory.
+
+        Args:
+            rows: Number of rows.
+            free: Bytes of free disk space besides the buckets.
+            buckets: Number of buckets, which limits the number of passes. Only if temporary files cannot be
+                merged, a bucket is sorted in several passes.
+        """
+        if self.most_rows is not None:
+            return max(-(-rows // self.most_rows), 1)
+        # Passes whose rows fit into the memory, into the free disk, and into the memory for merging.
+        size = rows * self.row
+        in_memory = -(-size // int(self.memory * _MEMORY_SHARE))
+        # The free space may be below zero if the buckets alone exceed it, which ``require_disk`` reports.
+        on_disk = -(-int(size * _FILE_BYTES) // max(int(free * _SPILL_SHARE), 1))
+        merged = -(-size * self.threads * _MERGE_BYTES // self.memory**2)
+        return max(min(in_memory, max(on_disk, merged), buckets), 1)
+
+    def temporary_bytes(self, rows: int) -> int:
+        """Return the bytes of the temporary files of a pass with this number of rows."""
+        size = rows * self.row
+        return 0 if size <= self.memory * _MEMORY_SHARE else int(size * _FILE_BYTES)

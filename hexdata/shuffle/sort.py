@@ -24,6 +24,7 @@ from hexdata.errors import StoreError
 from hexdata.json_models import Count
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shards.block_check import find_bad_position
+from hexdata.shuffle.plan import SortLimits
 from hexdata.storage import AnyPath
 from hexdata.storage.errors import VERIFY_HINT
 from hexdata.store.files import FileFacts
@@ -31,7 +32,8 @@ from hexdata.store.parquet import write_parquet
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, in_thread
 
 _BATCH_ROWS: Final = 1 << 14
-"""Rows per batch from DuckDB: few, so that batches of wide rows take little memory."""
+_BATCH_BYTES: Final = 4_000_000
+"""Maximum rows and bytes per batch from DuckDB: each thread makes some outside DuckDB's limit."""
 _AHEAD: Final = 4
 """Batches that are read and checked while a row group of others is written.
 
@@ -75,8 +77,7 @@ class Sort:
         query: Query for the selected positions, with the columns split, bucket and sort_key.
         board_size: Board size n.
         targets: Optional columns of the positions.
-        memory: Memory limit of DuckDB in bytes.
-        threads: Number of DuckDB's threads.
+        limits: DuckDB's memory and threads.
         spill: Folder for DuckDB's temporary files; None for the system's temporary folder.
     """
 
@@ -85,8 +86,7 @@ class Sort:
     query: str
     board_size: int
     targets: tuple[str, ...]
-    memory: int
-    threads: int
+    limits: SortLimits
     spill: Path | None
 
     def write(self, buckets: Sequence[Bucket]) -> Iterator[tuple[str, SortedBucket]]:
@@ -133,36 +133,63 @@ class Sort:
             yield from self._sorted(con, buckets)
 
     def _session(self) -> AbstractContextManager[DuckDBPyConnection]:
-        return duckdb_session(memory=self.memory, threads=self.threads, spill=self.spill, store=self.store)
+        memory, threads = self.limits.memory, self.limits.threads
+        return duckdb_session(memory=memory, threads=threads, spill=self.spill, store=self.store)
 
     def _sorted(self, con: DuckDBPyConnection, buckets: Sequence[Bucket]) -> Iterator[tuple[int, pa.Table]]:
         """Yield the sorted rows of buckets, cut where the bucket changes."""
         schema = positions_schema(self.board_size, self.targets)
-        # Only what is written, because each column of the sort takes temporary disk space.
-        query = f"""
-            SELECT {", ".join(f'"{name}"' for name in schema.names)}, bucket_key
-            FROM (SELECT *, (split::BIGINT << 32) + bucket AS bucket_key FROM ({self.query}))
-            WHERE {_condition(buckets)}
-            ORDER BY bucket_key, sort_key
-        """
-        for batch in con.sql(query).to_arrow_reader(_BATCH_ROWS):
-            table = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
-            # The digests of the buckets would make an invalid position look intact, so none is written.
-            bad = find_bad_position(table, texts=False)
-            if bad is not None:
-                raise StoreError(
-                    "the store contains an invalid position",
-                    record=f"position {table['position_id'][bad.row]}",
-                    found=bad.found,
-                    expected=bad.expected,
-                    hint=VERIFY_HINT,
-                )
-            keys = batch["bucket_key"].to_numpy()
-            # A batch may end one bucket and begin others.
-            cuts = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
-            for start, stop in pairwise(cuts):
-                if stop > start:
-                    yield int(keys[start]), table.slice(start, stop - start)
+        keyed = f"SELECT *, (split::BIGINT << 32) + bucket AS bucket_key FROM ({self.query})"
+        batch_rows = max(min(_BATCH_ROWS, _BATCH_BYTES // self.limits.row), 1)
+        for condition in self._conditions(con, keyed, buckets):
+            # Only what is written, because each column of the sort takes temporary disk space.
+            query = f"""
+                SELECT {", ".join(f'"{name}"' for name in schema.names)}, bucket_key
+                FROM ({keyed}) WHERE {condition} ORDER BY bucket_key, sort_key
+            """
+            for batch in con.sql(query).to_arrow_reader(batch_rows):
+                yield from _cut(batch, schema)
+
+    def _conditions(self, con: DuckDBPyConnection, keyed: str, buckets: Sequence[Bucket]) -> Iterator[str]:
+        """Yield the SQL conditions of the queries of a pass, whose results follow each other in its order."""
+        most = self.limits.most_rows
+        if most is None or len(buckets) > 1:
+            # Ranges, since a list of up to 100,000 numbers would be compared with every position.
+            keys = np.array([bucket.key for bucket in buckets], np.int64)
+            ranges = np.split(keys, np.flatnonzero(np.diff(keys) != 1) + 1)
+            yield " OR ".join(f"bucket_key BETWEEN {part[0]} AND {part[-1]}" for part in ranges)
+            return
+        # The keys are uniformly distributed, so equal ranges of them have about equally many rows.
+        of_bucket = f"bucket_key = {buckets[0].key}"
+        ((rows, low, high),) = con.sql(f"""
+            SELECT count(*), min(sort_key), max(sort_key) FROM ({keyed}) WHERE {of_bucket}
+        """).fetchall()
+        if rows:
+            parts = -(-rows // most)
+            bounds = [low + (high + 1 - low) * number // parts for number in range(parts + 1)]
+            for first, after in pairwise(bounds):
+                yield f"{of_bucket} AND sort_key BETWEEN {first} AND {after - 1}"
+
+
+def _cut(batch: pa.RecordBatch, schema: pa.Schema) -> Iterator[tuple[int, pa.Table]]:
+    """Check a batch of sorted rows; yield the rows of each of its buckets with the key of the bucket."""
+    table = pa.Table.from_batches([batch]).select(schema.names).cast(schema)
+    # The digests of the buckets would make an invalid position look intact, so none is written.
+    bad = find_bad_position(table, texts=False)
+    if bad is not None:
+        raise StoreError(
+            "the store contains an invalid position",
+            record=f"position {table['position_id'][bad.row]}",
+            found=bad.found,
+            expected=bad.expected,
+            hint=VERIFY_HINT,
+        )
+    keys = batch["bucket_key"].to_numpy()
+    # A batch may end one bucket and begin others.
+    cuts = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
+    for start, stop in pairwise(cuts):
+        if stop > start:
+            yield int(keys[start]), table.slice(start, stop - start)
 
 
 def write_part(sort: Sort, buckets: Sequence[Bucket]) -> list[tuple[str, SortedBucket]]:
@@ -174,14 +201,6 @@ def divide(buckets: Sequence[Bucket], passes: int) -> list[list[Bucket]]:
     """Divide buckets into as many parts as passes, or fewer if there are fewer buckets."""
     bounds = [len(buckets) * number // passes for number in range(passes + 1)]
     return [list(buckets[start:stop]) for start, stop in pairwise(bounds) if stop > start]
-
-
-def _condition(buckets: Sequence[Bucket]) -> str:
-    """Return the SQL condition for the keys of buckets, one comparison for each range of them."""
-    # Ranges, since a list of up to 100,000 numbers would be compared with every position.
-    keys = np.array([bucket.key for bucket in buckets], np.int64)
-    ranges = np.split(keys, np.flatnonzero(np.diff(keys) != 1) + 1)
-    return " OR ".join(f"bucket_key BETWEEN {part[0]} AND {part[-1]}" for part in ranges)
 
 
 class _CountedRows:

@@ -19,14 +19,8 @@ from hexdata.order import ORDER_VERSION
 from hexdata.progress import Progress
 from hexdata.retry import repeats_on_disk
 from hexdata.selection import BalanceRow, Duplicates, Selection, select
-from hexdata.shuffle.options import BASE_MEMORY, ShuffleOptions
-from hexdata.shuffle.plan import (
-    ShufflePlan,
-    bucket_counts,
-    count_passes,
-    row_bytes,
-    temporary_bytes,
-)
+from hexdata.shuffle.options import ShuffleOptions
+from hexdata.shuffle.plan import ShufflePlan, SortLimits, bucket_counts, row_bytes
 from hexdata.shuffle.sort import Bucket, Sort, SortedBucket, divide, write_part
 from hexdata.storage import AnyPath, client_memory, storage_of
 from hexdata.storage.errors import free_space
@@ -40,8 +34,6 @@ _DERIVED_STAGES: Final = ("export", "pickles-shuffled")
 """Stages that are made from the shuffled positions."""
 _INPUTS: Final = ("positions", "games", "sources")
 """Folders of the tables that a shuffle reads."""
-_THREAD_MEMORY: Final = 125_000_000
-"""Bytes of DuckDB's memory for each of its threads, as its documentation advises."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +80,14 @@ class Prepared:
         buckets: All buckets, in ascending order.
         sort: The sort that writes them.
         lineage: Entry of the stage for the manifest.
-        row_bytes: Bytes of a mean row in DuckDB's sort and in a bucket.
+        stored_bytes: Bytes of a mean row in a bucket.
     """
 
     selection: Selection
     buckets: list[Bucket]
     sort: Sort
     lineage: dict[str, Any]
-    row_bytes: tuple[int, int]
+    stored_bytes: int
 
     def parts(self, free: int) -> list[list[Bucket]]:
         """Return all buckets divided into the passes that a sort needs.
@@ -104,8 +96,7 @@ class Prepared:
             free: Free bytes of the disk of its temporary files.
         """
         rows = sum(self.selection.rows.values())
-        size = rows * self.row_bytes[0]
-        passes = count_passes(size, free, self.sort.memory, self.sort.threads, len(self.buckets))
+        passes = self.sort.limits.count_passes(rows, free, len(self.buckets))
         return divide(self.buckets, passes)
 
     def plan(self, store: Store, options: ShuffleOptions, done: int, *, already_done: bool) -> ShufflePlan:
@@ -120,7 +111,7 @@ class Prepared:
         # Buckets have nearly equal numbers of rows, so the missing ones have their share of rows and bytes.
         missing = 0 if already_done else len(self.buckets) - done
         rows = sum(self.selection.rows.values()) * missing // len(self.buckets)
-        size, bucket_bytes = (rows * of_row for of_row in self.row_bytes)
+        bucket_bytes, limits = rows * self.stored_bytes, self.sort.limits
         replaces = "shuffle" in store.manifest.stages and not is_same_shuffle(store, options)
         stages = ("shuffle", *_DERIVED_STAGES) if options.replace and replaces else ()
         folders = [folder for stage in stages for folder in STAGES[stage]]
@@ -128,7 +119,7 @@ class Prepared:
         free = free_space(store.work)
         free = sys.maxsize if free is None else free  # of an object store with shared work
         # The missing buckets take a part of the free disk beside the temporary files.
-        passes = count_passes(size, free + freed - bucket_bytes, self.sort.memory, self.sort.threads, missing)
+        passes = limits.count_passes(rows, free + freed - bucket_bytes, missing)
         return ShufflePlan(
             store=str(store.path),
             seed=self.lineage["seed"],
@@ -140,9 +131,9 @@ class Prepared:
             buckets_done=done,
             passes=passes,
             memory=options.memory,
-            threads=self.sort.threads,
+            threads=limits.threads,
             bucket_bytes=bucket_bytes,
-            spill_bytes=temporary_bytes(-(-size // passes), self.sort.memory),
+            spill_bytes=limits.temporary_bytes(-(-rows // passes)),
             disk_free=free,
             disk_freed=freed,
             already_done=already_done,
@@ -216,17 +207,22 @@ def prepare(
             "the store contains no positions", path=store.path, hint="Run `hexdata convert` first."
         )
     assert options.seed is not None
-    # What is left for DuckDB. It also limits the threads, each of which needs a part of it.
-    memory = options.memory - BASE_MEMORY - client_memory(store.path)
-    threads = max(min(options.threads or cores, memory // _THREAD_MEMORY), 1)
-    with duckdb_session(memory=memory, threads=threads, spill=spill, store=store.path) as con:
+    memory, most = options.memory - client_memory(store.path), options.threads or cores
+    narrow = SortLimits.of(memory, most)
+    with duckdb_session(memory=narrow.memory, threads=narrow.threads, spill=spill, store=store.path) as con:
         selection = select(store, options, options.seed, partial(bucket_counts, options), con, folder)
         # The size of policies and metadata differs between stores. The footers state it, so no row is read.
         varying = con.sql(f"""
-            SELECT coalesce(sum(total_uncompressed_size), 0)::BIGINT
-            FROM parquet_metadata({path_list_sql(positions)})
-            WHERE path_in_schema = 'metadata' OR starts_with(path_in_schema, 'policy')
+            WITH row_groups AS (
+                SELECT sum(total_uncompressed_size) AS size, any_value(row_group_num_rows) AS rows
+                FROM parquet_metadata({path_list_sql(positions)})
+                WHERE path_in_schema = 'metadata' OR starts_with(path_in_schema, 'policy')
+                GROUP BY file_name, row_group_id
+            )
+            SELECT coalesce(least(max(size / rows), sum(size) / {sum(selection.rows.values())}), 0)::BIGINT
+            FROM row_groups WHERE rows > 0
         """).fetchall()[0][0]
+    row, stored = row_bytes(n, len(selection.targets), varying)
     # Also the plan of the ledger: finished buckets of a run with another lineage are not kept.
     lineage = {
         **_requested_lineage(store, options),
@@ -243,13 +239,11 @@ def prepare(
         query=selection.sql,
         board_size=n,
         targets=selection.targets,
-        memory=memory,
-        threads=threads,
+        limits=SortLimits.of(memory, most, row, varying),
         spill=spill,
     )
     files = [Bucket(split, index) for split, count in selection.buckets.items() for index in range(count)]
-    size = row_bytes(n, len(selection.targets), varying // store.manifest.counts["positions"])
-    return Prepared(selection, files, sort, lineage, size)
+    return Prepared(selection, files, sort, lineage, stored)
 
 
 # --- the run ------------------------------------------------------------------------------------------
@@ -370,7 +364,7 @@ class ShuffleRun:
         written = (bucket for part in parts for bucket in sort.write(part))
         if self.engine.remote:
             tasks = ((sort, part) for part in parts)
-            done = self.engine.run(write_part, tasks, workers=1, memory=memory, cores=sort.threads)
+            done = self.engine.run(write_part, tasks, workers=1, memory=memory, cores=sort.limits.threads)
             written = (bucket for _, part in done for bucket in part)
         try:
             with closing(written):  # also ends the session, if a bucket cannot be recorded

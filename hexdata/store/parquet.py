@@ -28,6 +28,10 @@ from hexdata.store.files import FileFacts
 
 ROW_GROUP_ROWS: Final = 65_536
 """Rows per row group. It is small because row-group buffers are not part of DuckDB's memory limit."""
+ROW_GROUP_BYTES: Final = 64 << 20
+"""Maximum bytes of the lists and texts of a row group: it has fewer rows if most have a large policy."""
+_ITEM_BYTES: Final = 8
+"""Bytes of an item of a list, such as a cell of a policy, in this limit."""
 _BATCH_BYTES: Final = 32 << 20
 """Maximum bytes of texts in a batch, except of a single row, and about the bytes of its other columns."""
 _MAX_TEXTS: Final = 128 << 20
@@ -62,7 +66,7 @@ def write_parquet(
         with pq.ParquetWriter(
             file, schema, compression="zstd", compression_level=1, use_dictionary=encoded
         ) as writer:
-            for table in regroup(batches, schema, ROW_GROUP_ROWS):
+            for table in regroup(batches, schema, ROW_GROUP_ROWS, ROW_GROUP_BYTES):
                 writer.write_table(_reencode_dictionaries(table), row_group_size=ROW_GROUP_ROWS)
                 rows += table.num_rows
                 del table  # not held while the next one is read: with policies, each takes 100 MB
@@ -80,23 +84,48 @@ def _reencode_dictionaries(table: pa.Table) -> pa.Table:
     return table
 
 
-def regroup(batches: Iterable[pa.RecordBatch | pa.Table], schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
-    """Split a stream of batches into tables of exactly ``rows`` rows; the last one may be shorter."""
+def regroup(
+    batches: Iterable[pa.RecordBatch | pa.Table], schema: pa.Schema, rows: int, size: int | None = None
+) -> Iterator[pa.Table]:
+    """Divide a stream of batches into tables of ``rows`` rows; the last one may be shorter.
+
+    Args:
+        batches: The stream.
+        schema: Schema of the batches.
+        rows: Number of rows.
+        size: Maximum bytes of the lists and texts of a table of several rows; None for any (default).
+    """
     pending: list[pa.RecordBatch] = []
-    count = 0
+    count = held = 0
     for item in batches:
         # Slices share the memory of their batch, so only the rows of one table are copied at a time.
         for batch in item.to_batches() if isinstance(item, pa.Table) else [item]:
-            while count + len(batch) >= rows:
-                pending.append(batch.slice(0, rows - count))
-                batch = batch.slice(rows - count)
-                yield _join(pending, schema)
-                count = 0
-            if len(batch):
-                pending.append(batch)
-                count += len(batch)
+            while len(batch):
+                taken = min(rows - count, len(batch))
+                if size is not None:
+                    ends = held + np.cumsum(_varying_bytes(batch.slice(0, taken)))
+                    taken = int(np.searchsorted(ends, size, "right")) or (0 if pending else 1)
+                    held = int(ends[taken - 1])
+                if taken:
+                    pending.append(batch.slice(0, taken))
+                count, batch = count + taken, batch.slice(taken)
+                if len(batch) or count == rows:
+                    yield _join(pending, schema)
+                    count = held = 0
     if pending:
         yield _join(pending, schema)
+
+
+def _varying_bytes(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """Return the bytes of the lists and texts in each row, (N,)."""
+    total = np.zeros(len(rows), np.int64)
+    for column in rows.columns:
+        if pa.types.is_list(column.type):
+            lengths = pc.list_value_length(column).fill_null(0)
+            total += _ITEM_BYTES * lengths.to_numpy(zero_copy_only=False).astype(np.int64)
+        else:
+            total += text_bytes(column)
+    return total
 
 
 def _join(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:

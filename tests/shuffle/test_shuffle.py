@@ -15,9 +15,9 @@ from hexdata.errors import BudgetError, StoreError
 from hexdata.export import export_shards
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import SPLITS, positions_schema
-from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store, sort, stage
+from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store, sort
 from hexdata.shuffle.options import MINIMUM_MEMORY
-from hexdata.shuffle.plan import count_passes
+from hexdata.shuffle.plan import SortLimits
 from hexdata.store import Store
 from hexdata.verify import verify_store
 from tests.kit.whole import SHUFFLE, STAGES
@@ -27,17 +27,23 @@ GRID: dict[str, dict[str, Any]] = {
     "one bucket": {"buckets": 1, "threads": 1},
     "3 buckets": {"buckets": 3, "threads": 2},
     "3 buckets, 2 passes": {"buckets": 3, "threads": 1, "passes": 2},
-    "3 buckets, least memory": {"buckets": 3, "threads": 2, "memory": MINIMUM_MEMORY, "passes": 3},
+    "3 buckets, least memory": {
+        "buckets": 3,
+        "threads": 2,
+        "memory": MINIMUM_MEMORY,
+        "passes": 3,
+        "most_rows": 30,
+    },
     "40 buckets, 7 passes": {"buckets": 40, "threads": 2, "passes": 7},
     "as many buckets as there are by default": {"threads": 2},
     "games": {"buckets": 3, "threads": 1, "assign": "game"},
-    "games, 3 passes": {"buckets": 3, "threads": 2, "assign": "game", "passes": 3},
+    "games, 3 passes": {"buckets": 3, "threads": 2, "assign": "game", "passes": 3, "most_rows": 30},
     "games in many buckets, 9 passes": {"buckets": 40, "threads": 2, "assign": "game", "passes": 9},
     "strata": {"buckets": 3, "threads": 1, "stratify_by": "length"},
-    "strata, 2 passes": {"buckets": 3, "threads": 2, "stratify_by": "length", "passes": 2},
+    "strata, 3 passes": {"buckets": 3, "threads": 2, "stratify_by": "length", "passes": 3, "most_rows": 30},
 }
 SAME_BYTES = [("3 buckets", "3 buckets, 2 passes", "3 buckets, least memory"), ("games", "games, 3 passes")]
-SAME_BYTES.append(("strata", "strata, 2 passes"))
+SAME_BYTES.append(("strata", "strata, 3 passes"))
 TARGETS = ("extra.odd", "extra.temperature", "root_value", "visits", "weight")
 """Optional columns of the positions. The second of the three parts has none of them."""
 
@@ -77,10 +83,9 @@ def shuffled(tmp_path_factory, write_odd_store):
             made[name] = shutil.copytree(converted, folder / f"{len(made)}")
             options = dict(GRID[name])
             passes = options.pop("passes", 1)
-            with (
-                pytest.MonkeyPatch.context() as patch
-            ):  # as many as a small disk needs, or one for each bucket
-                patch.setattr(stage, "count_passes", lambda *limits: min(passes, limits[-1] or 1))
+            with pytest.MonkeyPatch.context() as patch:  # as many as a small disk needs, or wide rows
+                patch.setattr(SortLimits, "most_rows", options.pop("most_rows", None))
+                patch.setattr(SortLimits, "count_passes", lambda *given: min(passes, given[-1] or 1))
                 shuffle_store(made[name], ShuffleOptions(seed=SEED, **options))
         return made[name]
 
@@ -208,14 +213,15 @@ MB, GB = 10**6, 10**9
 
 
 @pytest.mark.parametrize(
-    ("limits", "passes"),
+    ("limits", "sorted_rows", "passes"),
     [
-        ((1_500, 100, 1_000, 2, 9), 3),  # each fits into 60 % of the memory
-        ((1_500, 100, 1_000, 2, 2), 2),  # at most one pass for each bucket
-        ((9 * GB, 16 * GB, 600 * MB, 2, 99), 1),  # the disk and the memory have enough for one
-        ((9 * GB, 8 * GB, 600 * MB, 2, 99), 2),  # temporary files take at most 80 % of the free disk
-        ((90 * GB, 900 * GB, 600 * MB, 4, 999), 17),  # the memory merges 5 GB
+        ((1_000 * MB, 2, 500), (3 * MB, 10 * MB, 9), 3),  # each fits into 60 % of the memory
+        ((1_000 * MB, 2, 500), (3 * MB, 10 * MB, 2), 2),  # at most one pass for each bucket
+        ((600 * MB, 2, 100), (90 * MB, 16 * GB, 99), 1),  # the disk and the memory have enough for one
+        ((600 * MB, 2, 100), (90 * MB, 8 * GB, 99), 2),  # temporary files take at most 80 % of the free disk
+        ((600 * MB, 4, 100), (900 * MB, 900 * GB, 999), 17),  # the memory merges 5 GB
+        ((600 * MB, 1, 5_000), (MB, 900 * GB, 1), 14),  # it merges no rows of this size
     ],
 )
-def test_the_number_of_passes(limits, passes):
-    assert count_passes(*limits) == passes
+def test_the_number_of_passes(limits, sorted_rows, passes):
+    assert SortLimits(*limits).count_passes(*sorted_rows) == passes
