@@ -26,12 +26,20 @@ import pyarrow as pa
 from hexdata.board import MAX_SIZE, MIN_SIZE, RED, pack_boards, winner_of
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
-from hexdata.formats.legacy.allowlist import OWN_READER, PickledArray, layout_of, plain
+from hexdata.formats.legacy.allowlist import PickledArray, is_number, layout_of, plain
 from hexdata.formats.legacy.limits import DEFAULT_LIMITS
 from hexdata.formats.legacy.stream import PickleStream, looks_like_pickle
 from hexdata.formats.legacy.unpickler import Unpickler
 from hexdata.formats.npz import LOCAL_HEADER, NpzFile
-from hexdata.formats.source import BATCH_ROWS, FileReader, RawBatch, Rejection, raw_batch
+from hexdata.formats.source import (
+    BATCH_ROWS,
+    OWN_READER,
+    FileReader,
+    RawBatch,
+    Rejection,
+    SourceFormat,
+    raw_batch,
+)
 from hexdata.policy import SparsePolicies
 from hexdata.schema import raw_schema
 from hexdata.storage import AnyPath, storage_of
@@ -121,13 +129,6 @@ class _Records:
         return np.where(self.players[view] == RED, self.shares, 1 - self.shares)
 
 
-def is_alphazero(head: bytes, _name: str) -> bool:
-    """Return whether a file is a pickle of a list, or a zip archive of arrays or of nothing."""
-    if head.startswith(LOCAL_HEADER):  # it states the length of the name that follows its 30 bytes
-        return head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(b".npy")
-    return head.startswith(_EMPTY_ARCHIVE) or bool(looks_like_pickle(head) and _PICKLE.match(head))
-
-
 class AlphaZeroReader(FileReader):
     """Reader of one file of (board, policy, value): a :class:`hexdata.formats.source.SourceReader`.
 
@@ -151,8 +152,6 @@ class AlphaZeroReader(FileReader):
             convention cannot be determined, or if the boards contradict the stated one; and the errors of
             pickles and archives.
     """
-
-    format = "alphazero"
 
     def __init__(self, path: AnyPath, *, alphazero_convention: str | None = None) -> None:
         super().__init__(path)
@@ -216,7 +215,7 @@ def _is_record(item: object) -> bool:
     if not isinstance(item, (tuple, list)) or len(item) != 3:
         return False
     # A list of three may also be an iteration of training that has three records.
-    return isinstance(item, tuple) or isinstance(item[0], PickledArray)
+    return isinstance(item, tuple) or isinstance(item[0], PickledArray) or is_number(item[2])
 
 
 def _read_archive(path: AnyPath) -> tuple[Sequence[object], str]:
@@ -389,7 +388,8 @@ def _read_as(records: _Records, stated: str | None, layout: str) -> tuple[str, p
     is_possible = not agreeing and convention.partition("/")[0] in (owners or _PLAYERS)
     if convention in agreeing or is_possible:
         return convention, _positions(records, convention, is_whole=bool(agreeing), are_results=are_results)
-    found = f"{', '.join(agreeing[:4]) or 'no convention'} of {len(agreeing)} agree with the rules of Hex"
+    names = f": {', '.join(agreeing[:4])}" if agreeing else ""
+    found = f"{len(agreeing)} conventions agree with the rules of Hex{names}"
     if not agreeing and owners:
         found += f", but the numbers of stones agree with {', '.join(owners)} as the first part"
     raise _unknown(f"{layout}; {found}" + (f"; {stated} is stated" if stated else ""), _STATED)
@@ -466,3 +466,20 @@ def _positions(records: _Records, convention: str, *, is_whole: bool, are_result
         "winner": pa.array(red) if are_results else None,
     }
     return raw_batch(n, (), pack_boards(planes), columns)
+
+
+def _is_alphazero(head: bytes, _name: str) -> bool:
+    """Return whether a file is a pickle of a list, or a zip archive of arrays or of nothing."""
+    if head.startswith(LOCAL_HEADER):  # it states the length of the name that follows its 30 bytes
+        return head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(b".npy")
+    return head.startswith(_EMPTY_ARCHIVE) or bool(looks_like_pickle(head) and _PICKLE.match(head))
+
+
+FORMAT: Final = SourceFormat(
+    name="alphazero",
+    patterns=("*.examples",),
+    matches=_is_alphazero,
+    open=AlphaZeroReader,
+    contents="AlphaZero data",
+    options=("alphazero_convention",),
+)

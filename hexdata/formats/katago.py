@@ -32,7 +32,7 @@ from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipLimits
 from hexdata.formats.npz import LOCAL_HEADER, NpzFile
-from hexdata.formats.source import BATCH_ROWS, FileReader, RawBatch, Rejection, raw_batch
+from hexdata.formats.source import BATCH_ROWS, FileReader, RawBatch, Rejection, SourceFormat, raw_batch
 from hexdata.policy import SparsePolicies
 from hexdata.schema import NO_PLY
 from hexdata.storage import AnyPath
@@ -106,12 +106,6 @@ _MAX_MOVES: Final = "extra.max_moves"
 rule (``globalInputNC``, columns 4 and 5)."""
 
 
-def is_katahex(head: bytes, _name: str) -> bool:
-    """Return whether a file is a zip archive whose first member is an array of KataGo's training data."""
-    name = head[30:]  # after the fixed part of a local header
-    return head.startswith(LOCAL_HEADER) and name.startswith(tuple(each.encode() for each in _NAMES))
-
-
 def _any(cells: Array) -> Mask:
     """Return whether any value of each row is not 0, (k,)."""
     return np.asarray(cells.any(axis=tuple(range(1, cells.ndim))))
@@ -180,7 +174,6 @@ class KataHexReader(FileReader):
     limits: ClassVar[GunzipLimits] = GunzipLimits(decompressed_bytes=1 << 40, ratio=250, ratio_floor=16 << 20)
     """Limits on the sizes of the arrays and on their compression ratio. The arrays that are read compress
     about 20:1, as most planes are empty."""
-    format: str = "katahex"
     targets: tuple[str, ...] = tuple(sorted(("root_value", "visits", "weight", _MAX_MOVES, *_EXTRAS, *_TD)))
 
     def __init__(self, path: str | AnyPath, *, salvage: bool = False) -> None:
@@ -370,3 +363,19 @@ def _faults(block: _Block, wanted_size: int | None) -> list[tuple[Reason, Mask, 
         # Placeholders are not compared.
         (Reason.POLICY_VALUES, block.has_policy & bad_visits, "visits of no empty cell, or negative ones"),
     ]
+
+
+def _is_katahex(head: bytes, _name: str) -> bool:
+    """Return whether a file is a zip archive whose first member is an array of KataGo's training data."""
+    name = head[30:]  # after the fixed part of a local header
+    return head.startswith(LOCAL_HEADER) and name.startswith(tuple(each.encode() for each in _NAMES))
+
+
+FORMAT: Final = SourceFormat(
+    name="katahex",
+    patterns=("*.npz",),
+    matches=_is_katahex,
+    open=KataHexReader,
+    contents="data of KataHex",
+    options=("salvage",),
+)

@@ -18,13 +18,14 @@ import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from hexdata.board import BLUE, MAX_SIZE, PASS, RED, cell_index
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.games import GameReader, GameRecord, is_utf8
 from hexdata.formats.gunzip import read_lines
 from hexdata.formats.run_header import FACT_NAMES, RunHeader
+from hexdata.formats.source import SourceFormat
 
 _MAX_LINE: Final = 1 << 16
 """Maximum length of a line in bytes. The longest game, 1,024 moves, takes 5 kB; a comment may follow it."""
@@ -36,8 +37,9 @@ _COMMENT: Final = re.compile(
 lines that are not separated by a line feed: these are damaged games."""
 _COPIED: Final = re.compile(
     r"(?![^#]{0,200}[0-9],\s{0,9}[A-Za-z]{1,2}[0-9])(?:[^#]{0,200}[\s<(\[{\"'`*,;:|=\ufeff\u200b])?"
-    r"(?:https?://)?(?P<address>(?:[\w-]{1,60}\.){1,9}\w{2,9}[^\s#]{0,200})?"
-    r"#(?P<game>[0-9][^#<>()\[\]{}\"'`*]*+)[<>()\[\]{}\"'`*.,;]*+(?P<more>[ \t]{1,9}\w{1,5})?+\s{0,9}+"
+    r"(?:(?i:https?)://)?(?P<address>(?:[\w-]{1,60}\.){1,9}\w{2,9}[^\s#]{0,200})?"
+    r"#(?P<game>[0-9][^#<>()\[\]{}\"'`*|]*+)[<>()\[\]{}\"'`*.,;|]*+"
+    r"(?:(?:(?<=[,;|])|[ \t]{1,9})(?P<winner>[A-Za-z]{1,5}|[12]))?+\s{0,9}+"
     r"(?P<comment>(?:(?<=\s)#(?:[ \t][^\r]*)?)?)"
 )
 """A line with text or brackets around its game. The text before it contains neither ``#`` nor a game.
@@ -54,8 +56,8 @@ def without_surroundings(text: str) -> str:
     if found is None:
         return text
     address = f"https://{found['address']}" if found["address"] else ""
-    game = found["game"].rstrip(" \t.,;") + (found["more"] or "")
-    return f"{address}#{game} {found['comment']}".rstrip(" ")
+    game = found["game"].rstrip(" \t.,;")
+    return f"{address}#{game} {found['winner'] or ''} {found['comment']}".rstrip(" ")
 
 
 def is_comment(line: bytes) -> bool:
@@ -70,6 +72,21 @@ def first_game_line(head: bytes) -> bytes:
     """Return the first line of a text that is neither blank nor a comment; empty if there is none."""
     lines = map(bytes.strip, head.removeprefix(BOM_UTF8).split(b"\n"))
     return next((line for line in lines if line and not is_comment(line)), b"")
+
+
+_TRMPH: Final = re.compile(
+    rb"^(?:[^#\n{]{0,200}[\s<(\[\"'`*,;:|=>])?(?:https?://)?(?:[\w.-]{1,60}\.\w{2,9}/?[^\s#]{0,200})?"
+    rb"#[0-9]{1,3},\s?(?:[a-z]{1,2}[0-9]|\s|$)",
+    re.MULTILINE | re.IGNORECASE,
+)
+"""Beginning of a line of TRMPH, also after text, a bracket or an address, as people copy it. Any line may
+show the format, as the first ones may be damaged."""
+
+
+def has_trmph(head: bytes) -> bool:
+    """Return whether a text has a line of TRMPH, or comments only, as in a run that has just begun."""
+    is_blank = bool(head) and not first_game_line(head)
+    return b"\0" not in head and (is_blank or _TRMPH.search(unquote_to_bytes(head)) is not None)
 
 
 class LineReader(GameReader):
@@ -153,7 +170,6 @@ class HexWorldReader(LineReader):
     game), "trmph-cell", "repeated-move", "move-order", "no-moves", "no-winner", "line-too-long".
     """
 
-    format = "hexworld"
     winner_hint: ClassVar[str] = "a resignation, such as :rb, or a winning chain"
 
     def read_line(self, text: str, game: GameRecord) -> None:
@@ -192,11 +208,40 @@ class HexWorldReader(LineReader):
         self._spelling[spelling] += 1
 
 
+_SIZE: Final = r"[0-9]{1,2}(?:x[0-9]{1,2})?"
+"""Board size of a link: ``11``, or ``11x11``."""
+_LINK_START: Final = re.compile(
+    r"https?://(?:www\.)?hexworld\.org/board/?[^\s#]*#[0-9]"
+    r"|(?:(?:https?://[^\s#]*)?#)?" + _SIZE + r"(?:r[0-9]{1,2}|c[0-9]|m|n)+(?:,|\s|$)"
+    r"|" + _SIZE + r",,?[a-z]{1,2}[0-9]{1,2}(?:[a-z]|:)"
+)
+"""Beginning of a link. ``#13,a1b2``, without options, is TRMPH unless ``hexworld.org`` precedes it."""
+
+
+def _is_hexworld(head: bytes, name: str) -> bool:
+    # TRMPH whose first "#" is damaged looks like a link without its beginning.
+    if ".trmph" in name and b"hexworld.org" not in head and has_trmph(head):
+        return False
+    # Latin-1 has a character for every byte, so that a damaged line can be compared, too.
+    link = without_surroundings(first_game_line(head).decode("latin-1")).lower()
+    return ".hexworld" in name or (b"\0" not in head and _LINK_START.match(link) is not None)
+
+
+HEXWORLD: Final = SourceFormat(
+    name="hexworld",
+    patterns=("*.hexworld", "*.hexworld.gz"),
+    matches=_is_hexworld,
+    open=HexWorldReader,
+    contents="HexWorld links",
+)
+
+
 # Lists of moves
 
-MOVES: Final = r"(?:[a-z]{1,2}[1-9][0-9]?(?:[\s,;]+|(?=[a-z])|$))"
-"""A move of a list, and what separates it from the next one: blanks, commas, semicolons, or nothing."""
-_MOVES: Final = re.compile(MOVES + "+")
+_LISTED: Final = r"(?:(?:[0-9]{1,3}[.)]\s*)?[a-z]{1,2}[1-9][0-9]?(?:[\s,;]+|(?=[a-z])|$))"
+"""A move of a list, which may have a number, and what separates it from the next one: blanks, commas,
+semicolons, or nothing."""
+_MOVES: Final = re.compile(_LISTED + "+")
 _MOVE: Final = re.compile("[a-z]{1,2}[0-9]{1,2}")
 
 
@@ -207,7 +252,6 @@ class MovesReader(LineReader):
     "no-winner", "line-too-long".
     """
 
-    format = "moves"
     states_size: ClassVar[bool] = False
     winner_hint: ClassVar[str] = "a winning chain, or board size and winner in each line: #11,a2b4d4f7 b"
 
@@ -223,3 +267,14 @@ class MovesReader(LineReader):
         for move in moves:
             game.play(cell_index(move, size))
         game.finish()
+
+
+_SEVERAL: Final = re.compile(_LISTED + "{2,}", re.IGNORECASE)
+"""A list of moves. A single one could be any word with a number."""
+MOVES: Final = SourceFormat(
+    name="moves",
+    patterns=("*.moves", "*.moves.gz"),
+    matches=lambda head, _name: bool(_SEVERAL.fullmatch(first_game_line(head).decode(errors="replace"))),
+    open=MovesReader,
+    contents="lists of moves",
+)

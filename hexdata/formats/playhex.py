@@ -5,6 +5,7 @@ Red moves first and connects top and bottom, as blue does in hexdata.
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, Final
 from hexdata.board import BLUE, PASS, RED, cell_index
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.games import GameReader, GameRecord, chain_winners, is_utf8
+from hexdata.formats.source import SourceFormat
 from hexdata.json_models import read_json
 
 _END_REASONS: Final = {"path": None, "resign": "resigned", "time": "time"}
@@ -31,7 +33,6 @@ class PlayHexReader(GameReader):
         salvage: Without effect, because JSON is read as a whole.
     """
 
-    format = "playhex"
     unit = "game"
     winner_hint: ClassVar[str] = '"winner": "red" or "blue", or a winning chain'
 
@@ -69,3 +70,15 @@ class PlayHexReader(GameReader):
         if outcome == "path" and chain_winners([game], size)[0] != game.winner:
             # Early versions of PlayHex gave other edges to each colour.
             raise FormatError("the winner has no winning chain", Reason.WINNER_VALUE, winner)
+
+
+_START: Final = re.compile(rb'\s*(\[\s*\]\s*$|\[?\s*\{[^{}]{0,4000}"(?:boardsize|boardSize)"\s*:)', re.DOTALL)
+"""Beginning of a list or an object of PlayHex. The size is one of the first keys."""
+FORMAT: Final = SourceFormat(
+    name="playhex",
+    patterns=("*playhex*.json", "*playhex*.json.gz"),
+    matches=lambda head, _name: _START.match(head) is not None,
+    open=PlayHexReader,
+    contents="games of PlayHex",
+    options=("salvage",),
+)

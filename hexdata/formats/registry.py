@@ -21,135 +21,24 @@ from importlib.metadata import entry_points
 from typing import Any, Final
 
 from hexdata.errors import ConfigError, FormatError
-from hexdata.formats.alphazero import AlphaZeroReader, is_alphazero
+from hexdata.formats import alphazero, katago, legacy, lines, playhex, sgf, trmph
 from hexdata.formats.checked import CheckedReader
 from hexdata.formats.games import GameReader
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits, has_lines, is_utf16
-from hexdata.formats.katago import KataHexReader, is_katahex
-from hexdata.formats.legacy import LegacyReader, SelfPlayGamesReader, has_games, looks_like_pickle
-from hexdata.formats.lines import MOVES, HexWorldReader, MovesReader, first_game_line, without_surroundings
-from hexdata.formats.playhex import PlayHexReader
-from hexdata.formats.sgf import FIRST_PROPERTY, SgfReader
-from hexdata.formats.source import FilePart, FileReader, SourceFormat, SourceReader
-from hexdata.formats.trmph import TrmphReader
+from hexdata.formats.source import OWN_READER, FilePart, FileReader, SourceFormat
 from hexdata.storage import AnyPath, storage_of
 
 ENTRY_POINT_GROUP: Final = "hexdata.formats"
 """Entry point group in which other packages publish their formats."""
-
-# Which format a text has
-
-_BINARY: Final = re.compile(rb"PAR1|\x89HDF|PK\x03\x04|%PDF-|\x1f\x8b\x08|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd")
-"""Beginning of files that are given by mistake with the name of a text."""
-_CONTROLS: Final = bytes(set(range(32)) - set(b"\t\n\v\f\r"))
-"""Bytes that no text has: one in ten bytes of compressed data."""
-
-_SIZE: Final = rb"[0-9]{1,2}(?:x[0-9]{1,2})?"
-"""Board size of a link: ``11``, or ``11x11``."""
-_HEXWORLD: Final = re.compile(
-    rb"https?://(?:www\.)?hexworld\.org/board/?[^\s#]*#[0-9]"
-    rb"|(?:(?:https?://[^\s#]*)?#)?" + _SIZE + rb"(?:r[0-9]{1,2}|c[0-9]|m|n)+(?:,|\s|$)"
-    rb"|" + _SIZE + rb",,?[a-z]{1,2}[0-9]{1,2}(?:[a-z]|:)"
-)
-"""Beginning of a link. ``#13,a1b2``, without options, is TRMPH unless ``hexworld.org`` precedes it."""
-_TRMPH: Final = re.compile(
-    rb"^(?:[^#\n{]{0,200}[\s<(\[])?(?:https?://)?(?:[\w.-]{1,60}\.\w{2,9}/?[^\s#]{0,200})?"
-    rb"#[0-9]{1,3},\s?(?:[a-z]{1,2}[0-9]|\s|$)",
-    re.MULTILINE | re.IGNORECASE,
-)
-"""Beginning of a line of TRMPH, also after text, a bracket or an address, as people copy it. Any line may
-show the format, as the first ones may be damaged."""
-_SGF_HEAD: Final = re.compile(rb"\s*\(\s*;\s*(?:[A-Za-z]+\s*\[|[;()])")
-"""Beginning of a text that is SGF whatever its name is."""
-_SGF_GAME: Final = re.compile(
-    rb"\(\s{0,9};\s{0,9}[A-Za-z]{1,64}\s{0,9}\[|(?:\(\s{0,9}[^\s;()]?|;)\s{0,9}" + FIRST_PROPERTY
-)
-"""A game within a text with the name of SGF: after the headers of a mail, or without its first bracket."""
-_PLAYHEX: Final = re.compile(
-    rb'\s*(\[\s*\]\s*$|\[?\s*\{[^{}]{0,4000}"(?:boardsize|boardSize)"\s*:)', re.DOTALL
-)
-"""Beginning of a list or an object of PlayHex. The size is one of the first keys."""
-_MOVES: Final = re.compile(MOVES + "{2,}", re.IGNORECASE)
-"""A list of moves. A single one could be any word with a number."""
-
-
-@functools.lru_cache(maxsize=1)  # each format asks for the same file
-def _text_format(head: bytes, name: str = "") -> str:
-    """Return the format of a text: "hexworld", "sgf", "trmph", "playhex", "moves", or "" for no known one.
-
-    Args:
-        head: The first bytes of the file, decompressed; some kB are enough.
-        name: Name of the file. It matters if the content does not tell, or is damaged.
-    """
-    text, name = head.removeprefix(codecs.BOM_UTF8), name.lower()
-    first = first_game_line(head)
-    # A few control characters may be damage of a text. Binary files, whatever their name, have far more: read
-    # as a text, a file that was compressed twice would be a few hundred bad lines instead of all its games.
-    # The comment of a text may have any number, but compressed data are no UTF-8.
-    is_text = "\ufffd" not in head[:-4].decode(errors="replace")
-    controls = len(head) - len(head.translate(None, _CONTROLS))
-    if _BINARY.match(head) or (16 * controls > len(head) and not is_text):
-        name = ""
-    has_zeros, is_sgf = b"\0" in head, _SGF_HEAD.match(text) is not None
-    # Comments only are TRMPH of a run that has just begun.
-    is_trmph = bool(head) and not has_zeros and (_TRMPH.search(text) is not None or not first)
-    # TRMPH whose first "#" is damaged looks like a link without its beginning.
-    if not (is_trmph and ".trmph" in name and b"hexworld.org" not in head):
-        # Latin-1 has a character for every byte, so that a damaged line can be compared, too.
-        game = without_surroundings(first.decode("latin-1")).encode("latin-1", "replace")
-        is_link = _HEXWORLD.match(first) or (b"hexworld.org" in game and _HEXWORLD.match(game))
-        if (".hexworld" in name and not is_sgf) or (is_link and not has_zeros):
-            return "hexworld"
-    is_named = ".sgf" in name or ".hsgf" in name
-    if is_sgf or (is_named and (not head.strip() or _SGF_GAME.search(head))):
-        return "sgf"
-    if is_trmph or ".trmph" in name:
-        return "trmph"
-    if _PLAYHEX.match(text):
-        return "playhex"
-    return "moves" if _MOVES.fullmatch(first.decode(errors="replace")) else ""
-
-
-# The formats
-
-
-def _is_legacy(head: bytes, _name: str) -> bool:
-    return looks_like_pickle(head)
-
-
-def _open_legacy(path: AnyPath, *, salvage: bool) -> SourceReader:
-    return (SelfPlayGamesReader if has_games(path) else LegacyReader)(path, salvage=salvage)
-
-
-def _text(reader: type[GameReader], endings: str, what: str, options: str = "salvage part") -> SourceFormat:
-    """Return a format of texts, the names of whose files have one of these endings, or ".gz" after it."""
-    name = reader.format
-    patterns = tuple(f"*{ending}{gz}" for ending in endings.split() for gz in ("", ".gz"))
-    # Only TRMPH is read in parts: a game of another text may be on several lines.
-    is_part = reader is TrmphReader
-    matches = lambda head, file: _text_format(head, file) == name  # noqa: E731
-    return SourceFormat(name, patterns, matches, reader, what, is_part, tuple(options.split()))
-
-
 _TEXTS: Final = (
-    _text(HexWorldReader, ".hexworld", "HexWorld links"),
-    _text(SgfReader, ".sgf .hsgf", "Hex games in SGF", "salvage variations is_stated"),
-    _text(TrmphReader, ".trmph", "TRMPH games", "salvage part has_sidecar"),
-    _text(PlayHexReader, "playhex*.json", "games of PlayHex"),
-    _text(MovesReader, ".moves", "lists of moves"),
+    sgf.FORMAT,
+    lines.HEXWORLD,  # before TRMPH, as which its links without options could be read
+    trmph.FORMAT,
+    playhex.FORMAT,
+    lines.MOVES,
 )
-_SALVAGE: Final = ("salvage",)
-_STATED: Final = ("alphazero_convention",)
-_PICKLES: Final = ("*.pkl.gz", "*.pkl", "*.pickle.gz", "*.pickle")
-BUILT_IN_FORMATS: Final = (
-    # KataHex before the arrays of any program, lists before all other pickles.
-    SourceFormat("katahex", ("*.npz",), is_katahex, KataHexReader, "data of KataHex", options=_SALVAGE),
-    SourceFormat(
-        "alphazero", ("*.examples",), is_alphazero, AlphaZeroReader, "AlphaZero data", options=_STATED
-    ),
-    SourceFormat("legacy", _PICKLES, _is_legacy, _open_legacy, "a pickle", options=_SALVAGE),
-    *_TEXTS,
-)
+# KataHex before the arrays of any program, lists before all other pickles.
+BUILT_IN_FORMATS: Final = (katago.FORMAT, alphazero.FORMAT, legacy.FORMAT, *_TEXTS)
 """The formats of hexdata, in the order in which they are compared with a file."""
 GAME_FORMATS: Final = tuple(each.name for each in _TEXTS)
 """Formats of sources that contain games, not examples. Their values are winners, 0 for blue."""
@@ -172,7 +61,7 @@ def source_formats() -> Iterator[SourceFormat]:
 def expected_contents() -> str:
     """Return what a source file may contain, for messages: "a pickle or TRMPH games, gzipped or not"."""
     names = [each.contents or each.name for each in source_formats()]
-    return f"{', '.join(names[:-1])} or {names[-1]}, gzipped or not"
+    return f"{', '.join(names[:-1])} or {names[-1]}, gzipped or not; {OWN_READER}"
 
 
 def known_patterns() -> tuple[str, ...]:
@@ -263,12 +152,14 @@ def open_source(
     head, content = _head(path) if content is None else (content[:_HEAD_BYTES], content)
     if part is None and is_utf16(head):
         head = head.decode("utf-16", "replace").encode()  # as the readers of texts do
+    head = head.removeprefix(codecs.BOM_UTF8)
     usable = (each for each in source_formats() if each.appendable or part is None)
     found = next((e for e in usable if (e.name == format if format else _matches(e, head, path.name))), None)
     if not head and (format or found is None):
-        return TrmphReader(path, salvage=salvage, part=part)  # as a file of comments only: no records
+        return trmph.TrmphReader(path, salvage=salvage, part=part)  # as a file of comments only: no records
     if found is None:
-        start = repr(head[:64].strip()[:16])
+        kind = next((name for start, name in _BINARY.items() if head.startswith(start)), "")
+        start = repr(head[:64].strip()[:16]) + (f", {kind}" if kind else "")
         reason, expected = "the file has no known format", expected_contents()
         raise FormatError(reason, path=path, found=f"a file that begins with {start}", expected=expected)
     given = {"salvage": salvage, "part": part, "is_stated": format is not None, **options}
@@ -278,11 +169,43 @@ def open_source(
     if format and format != "legacy":  # the header of a legacy pickle is that of the file
         reader.header["stated_format"] = format
     if found in BUILT_IN_FORMATS and isinstance(reader, FileReader):
+        reader.format = reader.format or found.name
         return reader
     return CheckedReader(reader, found.name)
 
 
+_BINARY: Final = {
+    b"PAR1": "Parquet",
+    b"\x89HDF": "HDF5",
+    b"\x93NUMPY": "a single NumPy array",
+    b"PK\x03\x04": "a zip archive, such as of torch.save",
+    b"%PDF-": "PDF",
+    b"\x1f\x8b\x08": "gzip within gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+}
+"""Contents of files that are given by mistake, also with the name of a text, by their first bytes."""
+_CONTROLS: Final = bytes(set(range(32)) - set(b"\t\n\v\f\r"))
+"""Bytes that no text has: one in ten bytes of compressed data."""
+
+
+@functools.lru_cache(maxsize=1)  # each format asks for the same file
+def _is_binary(head: bytes) -> bool:
+    """Return whether a file is no text, so that its name does not show its format.
+
+    Read as a text, a file that was compressed twice would be a few hundred bad lines, not all its games.
+    """
+    # A few control characters may be damage of a text. Binary files have far more. The comment of a text may
+    # have any number, but compressed data are no UTF-8.
+    is_text = "\ufffd" not in head[:-4].decode(errors="replace")
+    controls = len(head) - len(head.translate(None, _CONTROLS))
+    return head.startswith(tuple(_BINARY)) or (16 * controls > len(head) and not is_text)
+
+
 def _matches(source_format: SourceFormat, head: bytes, name: str) -> bool:
+    if source_format in BUILT_IN_FORMATS:
+        name = "" if _is_binary(head) else name.lower()
     try:
         return source_format.matches(head, name)
     except Exception as error:

@@ -23,6 +23,7 @@ from hexdata.board import BLUE, PASS, RED, cell_index, player_to_move
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.games import GameReader, GameRecord, mirrored
 from hexdata.formats.run_header import iso_date
+from hexdata.formats.source import SourceFormat
 
 _MAX_LISTED: Final = 1000
 """Maximum number of games of a file whose players, dates and events are in the header of the source."""
@@ -43,24 +44,24 @@ _STRICT: Final = (*sorted(_PLAYED), "FF", "GM", "RE", "SZ")
 
 # Syntax
 
-FIRST_PROPERTY: Final = (
+_FIRST_PROPERTY: Final = (
     rb"(?:G[a-z]*M|F[a-z]*F|S[a-z]*Z|C[a-z]*A|A[a-z]*P|E[a-z]*V|P[a-z]*B|P[a-z]*W)\s{0,9}"
     rb"\[(?![^\]\\]{0,99}\\)"
 )
 """A property that only the first node of a game has. In a quoted game, its "]" has a backslash before it."""
 _START: Final = re.compile(
     rb"\(\s{0,9};[\s\S]{0,4}?[^;()\\]{0,250}?(?<![A-Za-z])"
-    + FIRST_PROPERTY
+    + _FIRST_PROPERTY
     + rb"|[)\r\n]\s{0,99}(?:\(\s{0,9}\S?;?|[^\s()]?;)\s{0,9}"
-    + FIRST_PROPERTY
+    + _FIRST_PROPERTY
 )
 """The beginning of a game inside of another one whose end is missing. Its "(" or its ";" may be damaged."""
 _RESUME: Final = re.compile(rb"[\r\n]\s{0,99}\(\s{0,99};\s{0,99}(?![BW]\s{0,9}\[)|" + _START.pattern)
 """The beginning of a game after a syntax error: also "(;" at the beginning of a line, but for a variation."""
 _RESUME_ANY: Final = re.compile(rb"[\r\n]\s{0,99}\(\s{0,99};|" + _START.pattern)
 """The same after a game that does not begin with such a property either."""
-_BEGIN: Final = re.compile(rb"\(|[^\s()]?;\s{0,9}" + FIRST_PROPERTY)
-"""The beginning of a game after the end of another one. Its "(" may be damaged."""
+_BEGIN: Final = re.compile(rb"\((?![^()\[\];]{0,250}\))|[^\s()]?;\s{0,9}" + _FIRST_PROPERTY)
+"""The beginning of a game after the end of another one, not of words in brackets. Its "(" may be damaged."""
 _MORE: Final = re.compile(
     rb"(?!\s*(?:" + _BEGIN.pattern + rb"))\){0,99}(?:\s{0,99};\s{0,99}[A-Za-z]{1,64}\s{0,99}|[A-Z]{0,2})\["
 )
@@ -79,7 +80,7 @@ none, so that no move and no size is hidden in a name."""
 
 
 @dataclass(slots=True)
-class _Game:
+class _Tree:
     """The main line of one game, as text."""
 
     root: dict[str, bytes] = field(default_factory=dict)
@@ -112,7 +113,7 @@ class Scanner:
         self.skipped = 0
         """Number of bytes between games."""
 
-    def games(self) -> Iterator[_Game]:
+    def games(self) -> Iterator[_Tree]:
         """Yield the games of the text, each with its main line or an error."""
         while self._at < len(self._text):
             before = self._at
@@ -126,9 +127,9 @@ class Scanner:
         found = pattern.search(self._text, self._at)
         self._at = found.start() if found else len(self._text)
 
-    def _read_game(self) -> _Game:
+    def _read_game(self) -> _Tree:
         """Read one game from its "(" to its ")", or to an error and the beginning of the next game."""
-        game = _Game()
+        game = _Tree()
         resume = _RESUME if _START.match(self._text, self._at) else _RESUME_ANY
         try:
             self._read_tree(game)
@@ -139,7 +140,7 @@ class Scanner:
             self._seek(resume)
         return game
 
-    def _read_tree(self, game: _Game) -> None:
+    def _read_tree(self, game: _Tree) -> None:
         """Read one game tree.
 
         Raises:
@@ -193,7 +194,7 @@ class Scanner:
         self._at = _UNKNOWN.match(self._text, self._at).end()  # type: ignore[union-attr]
         _check_syntax(False, "not SGF, or the file ends within a game")
 
-    def _read_value(self, game: _Game, name: str) -> bytes:
+    def _read_value(self, game: _Tree, name: str) -> bytes:
         """Return the beginning of the value after "[", without escapes, and go behind its "]"."""
         text, value = self._text, bytearray()
         while found := _VALUE_END.search(text, self._at):
@@ -251,7 +252,6 @@ class SgfReader(GameReader):
         is_stated: Whether the user says that the file is of Hex, so that games need not say it.
     """
 
-    format = "sgf"
     unit = "game"
     winner_hint: ClassVar[str] = "RE[B+R] (not after a swap of sides), a resignation, or a winning chain"
 
@@ -275,7 +275,7 @@ class SgfReader(GameReader):
         if len(self._dates) == 1 and None not in self._dates:
             self.header["run"] = {"date": self._dates.pop()}
 
-    def _read_game(self, content: _Game, game: GameRecord) -> None:
+    def _read_game(self, content: _Tree, game: GameRecord) -> None:
         if content.error is not None:
             raise content.error
         if content.variations and not self._main_lines:
@@ -369,7 +369,8 @@ def _play(game: GameRecord, nodes: list[list[tuple[str, bytes]]], n: int, letter
         texts = [(name, _lower(value)) for name, value in node]
         own = [each for each in texts if each[0] in "BW"]
         placed = [each for each in texts if each[0] in _SETUP]
-        stated |= {_COLOURS[text] for name, text in texts if name == "PL" and text in _COLOURS}
+        if not moves and not own:  # later, the moves themselves show who plays
+            stated |= {_COLOURS[text] for name, text in texts if name == "PL" and text in _COLOURS}
         _check_syntax(len(own) <= 1, "a node with two moves", own[1:])
         if not moves and not any(name == "AE" for name, _ in placed):
             # HexGui has them in a node of their own
@@ -536,3 +537,28 @@ def _decoded(value: bytes, encoding: str) -> str | None:
 
 def _lower(value: bytes) -> str:
     return value.decode("latin-1").strip().lower()
+
+
+# The format
+
+_HEAD: Final = re.compile(rb"\s*\(\s*;\s*(?:[A-Za-z]+\s*\[|[;()])")
+"""Beginning of a text that is SGF whatever its name is."""
+_GAME: Final = re.compile(
+    rb"\(\s{0,9};\s{0,9}[A-Za-z]{1,64}\s{0,9}\[|(?:\(\s{0,9}[^\s;()]?|;)\s{0,9}" + _FIRST_PROPERTY
+)
+"""A game within a text with the name of SGF: after the headers of a mail, or without its first bracket."""
+
+
+def _is_sgf(head: bytes, name: str) -> bool:
+    is_named = ".sgf" in name or ".hsgf" in name
+    return bool(_HEAD.match(head) or (is_named and (not head.strip() or _GAME.search(head))))
+
+
+FORMAT: Final = SourceFormat(
+    name="sgf",
+    patterns=("*.sgf", "*.sgf.gz", "*.hsgf", "*.hsgf.gz"),
+    matches=_is_sgf,
+    open=SgfReader,
+    contents="Hex games in SGF",
+    options=("salvage", "variations", "is_stated"),
+)

@@ -118,6 +118,13 @@ def raw_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+OWN_READER: Final = (
+    "otherwise write a reader of 20 lines, as docs/howto/formats.md shows "
+    'under "Add a format from your own package"'
+)
+"""Hint for a file whose layout is not read."""
+
+
 class SourceReader(Protocol):
     """One open source file; a context manager."""
 
@@ -207,10 +214,12 @@ class SourceFormat:
     """A format of source files: how its files are recognised and opened.
 
     Attributes:
-        name: Name of the format in messages: lower-case letters, digits and hyphens, such as "trmph".
+        name: Name of the format in messages: lower-case letters, digits and hyphens, such as "trmph". It is
+            also the ``format`` of readers that have none.
         patterns: Name patterns, in lower case, of files that are read in a folder, such as ``"*.trmph.gz"``.
         matches: Function of the first bytes of a file, decompressed (at most 65,536; empty for an empty
-            file), and of its name. Returns whether the file has this format.
+            file), and of its name. Returns whether the file has this format. Built-in formats get the name in
+            lower case, or "" if the file is no text.
         open: Function that opens a local file or remote object and returns its reader. It is called with the
             path and with the keyword arguments ``options``, and may raise a FormatError or an OSError.
         contents: What a file contains, for messages: "TRMPH games". Default: the name.

@@ -27,8 +27,8 @@ from hexdata.board import TrmphLine, check_no_repeats, format_moves, parse_moves
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.games import GameRecord
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits, read_lines
-from hexdata.formats.lines import LineReader, is_comment, without_surroundings
-from hexdata.formats.source import FileReader, RawBatch
+from hexdata.formats.lines import LineReader, has_trmph, is_comment, without_surroundings
+from hexdata.formats.source import FileReader, RawBatch, SourceFormat
 from hexdata.policy import SparsePolicies
 from hexdata.storage import AnyPath, storage_of
 
@@ -70,7 +70,6 @@ class TrmphReader(LineReader):
         has_sidecar: Whether a sidecar is looked for. Default True.
     """
 
-    format = "trmph"
     winner_hint: ClassVar[str] = "b or r after the moves"
 
     def __init__(self, path: str | AnyPath, *, has_sidecar: bool = True, **options: Any) -> None:
@@ -273,7 +272,7 @@ class SidecarReader(FileReader):
             game.weights, game.policies = _read_record(record, moves, game.board_size)
             game.has_policy = np.full(len(moves), game.policies is not None)
         except FormatError as error:
-            error.record = f"line {self._line} of {self.path.name}"
+            error.record = f"line {self._line} of {self.path.name}" if self._line else self.path.name
             if game is None:
                 raise
             if not game.reason:
@@ -373,3 +372,14 @@ def _read_record(
     occupied = np.tril(targets[:, moves] > 0, -1).any(axis=1)
     _require(not occupied.any(), mismatch, other, f"an occupied cell at move {occupied.argmax() + 1}")
     return weights, SparsePolicies.from_dense(targets)
+
+
+FORMAT: Final = SourceFormat(
+    name="trmph",
+    patterns=("*.trmph", "*.trmph.gz"),
+    matches=lambda head, name: ".trmph" in name or has_trmph(head),
+    open=TrmphReader,
+    contents="TRMPH games",
+    appendable=True,
+    options=("salvage", "part", "has_sidecar"),
+)

@@ -101,6 +101,7 @@ LAYOUTS: dict[str, Callable[..., object]] = {
     "plane of the player": lambda b, p, v: (np.append(b, np.full((1, N, N), b.sum() % 2), 0), p, v),
     "plane of empty cells": lambda b, p, v: (np.append(b, 1 - b.sum(0, keepdims=True), 0), p, np.array([v])),
     "list, not tuple": lambda b, p, v: [np.asfortranarray(b), p, float(v)],
+    "only lists": lambda b, p, v: [signed(b).tolist(), p.tolist(), v],
 }
 
 
@@ -187,12 +188,14 @@ def test_files_of_another_layout_are_refused_with_keys_and_shapes(tmp_path: Path
     np.savez(npz, obs=np.zeros((4, 3)), states=np.zeros((4, 2, 5, 5), np.int8))
     packed.write_bytes(gzip.compress(npz.read_bytes()))
     np.savez(tmp_path / "c.npz", x=np.array([{}, None]), pi=np.zeros(2), z=np.zeros(2))
+    np.save(tmp_path / "a.npy", np.zeros((4, 3)))
     objects = [(np.array([[1, None]], object), np.ones(25), 1.0)]
     arrays = {"boards": np.zeros((4, 5, 5)), "values": [1, 2]}
     for path, words in (
         (save(tmp_path / "a.pkl", [("a", [1])] * 2), ["a list of 2 of (str, a list of 1 of int)"]),
         (npz, ["obs float64 (4, 3)", "states int8 (4, 2, 5, 5)"]),
         (packed, ["gunzip"]),
+        (tmp_path / "a.npy", ["a single NumPy array", "docs/howto/formats.md"]),
         (tmp_path / "c.npz", ["object (2,)", "array.tolist()"]),
         (save(tmp_path / "b.pkl", objects), ["array.tolist()"]),
         (save(tmp_path / "c.pkl", arrays), ["'boards': an array <f8 (4, 5, 5), 'values': a list of 2"]),

@@ -119,6 +119,11 @@ VARIANTS: dict[str, list[Any]] = {
         example() | {"policy_search_target": np.linspace(0, 1, CELLS, dtype="f4")},
         (board(), np.linspace(0, 1, CELLS, dtype="f4"), 0),
     ],
+    "values beside the known keys": [
+        example(ply)
+        | {"note": f"x{ply // 4}", "flag": np.bool_(ply % 2), "is_end": False, "list": [ply, {"a": None}]}
+        for ply in range(24)
+    ],
     "other keys in another order": [dict(reversed([*example(ply).items()])) for ply in range(9)],
 }
 ODD = {"t": (1, (2,)), "f": float("inf"), 2: np.float32(0.5), "s": "x" * 300, "n": float("nan")}
@@ -179,7 +184,6 @@ def spoiled(array: np.ndarray, cell: Any) -> np.ndarray:
 REJECTIONS: dict[str, list[Any]] = {
     "example-layout": [
         *(7, [], (board(), one_hot(0, N)), example(value=...), example(board=...), {"x": 1}),
-        *(example() | {"visits": value} for value in ("3", True, np.bool_(True), [1], (1,))),
         example() | {1: 1},
     ],
     "metadata-type": [example(metadata=None), example(metadata={1: 2})],
@@ -205,7 +209,9 @@ REJECTIONS: dict[str, list[Any]] = {
     "game-id": [example(game_id=value) for value in ((1,), (1, -1), [1, 2], (1, 1 << 31), 5, (True, 1))],
     "winner-value": [example(winner=value) for value in ("blue", 0, 3, True, 1.0, ())],
     "metadata-value": [
-        example(zoo=value) for value in ((1, 2), b"x", [float("nan")], {"a": np.float32(1)}, {1: 2})
+        made
+        for value in ((1, 2), b"x", [float("nan")], {"a": np.float32(1)}, {1: 2}, one_hot(0, N))
+        for made in (example(zoo=value), example() | {"zoo": value})
     ],
 }
 

@@ -44,14 +44,19 @@ def test_a_game_yields_all_positions(read_text):
                 *("#11,a2b4d4f7 black", "#11,1. a2 b4 2. d4 f7 b", "'#11,a2b4d4f7 b',"),
                 *("1. https://trmph.com/hex/board#11,a2b4d4f7 b", "3,ann,#11,a2b4d4f7 b"),
                 *("[a](http://www.trmph.com/hex/board#11,a2b4d4f7) b  # Ann", "\ufeff#11,a2b4d4f7 b"),
-                "https://trmph.com/hex/board%2311%2Ca2b4d4f7 b.",
+                *("https://trmph.com/hex/board%2311%2Ca2b4d4f7 b.", '"#11,a2b4d4f7",b'),
+                "| 3 | #11,a2b4d4f7 b |",
             )
+        ),
+        *(
+            (line, TRMPH, ("a.txt",))
+            for line in ("https://trmph.com/board%2311,a2b4d4f7 b", '1,"#11,a2b4d4f7 b"')
         ),
         *(
             (line, TRMPH, ("a.hexworld", "a.txt"))
             for line in (
                 *(LINK, "https://hexworld.org/board/#11nc1%2Ca2b4d4f7%3Arw", f"<{LINK}>"),
-                *("hexworld.org/board/#11C1,A2B4D4F7:RW", f'"{LINK}" # Ann vs Bob'),
+                *("hexworld.org/board/#11C1,A2B4D4F7:RW", f'"{LINK}" # Ann vs Bob', LINK.upper()),
             )
         ),
         ("Game 2: #11c1,a2b4d4f7:rw", TRMPH, ("a.hexworld",)),
@@ -63,7 +68,7 @@ def test_a_game_yields_all_positions(read_text):
         (f"32x32nr3c1,{LARGE[:200]},{LARGE[200:]}", f"#32,{LARGE}", ("a.hexworld",)),
         *(
             (line, "#3,a1c1a2c2a3 b", ("a.txt",))
-            for line in ("A1,C1,A2,C2,A3", "a1c1a2c2a3", "a1; c1; a2; c2; a3")
+            for line in ("A1,C1,A2,C2,A3", "a1c1a2c2a3", "a1; c1; a2; c2; a3", "1. a1 c1 2.a2 c2 3) a3")
         ),
     ],
     ids=lambda value: value[:60] if isinstance(value, str) else "",

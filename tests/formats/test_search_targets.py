@@ -90,6 +90,9 @@ PICKLES: dict[str, list[Example]] = {
     ),
     **{dtype: changed_examples(with_dtype(dtype)) for dtype in ("<f2", "<f8", ">f4")},
     "bools of NumPy": changed_examples(numpy_bools),
+    "no moves in some": changed_examples(
+        lambda e: e | {"policy": None if e["metadata"]["position_in_game"] % 3 else e["policy"]}
+    ),
     "letters without a mask": changed_examples(without("trainable")),
     "a mask without letters": changed_examples(without("code")),
 }

@@ -157,6 +157,8 @@ def test_comments_nesting_and_unknown_properties_are_skipped(read_sgf):
         f"(;{HEAD}RE[B+R]C[one (two; [three\\] \\\\];B[a1]BL[3]XY[1][2][3](;W[b2]C[;W[c3\\]]))",
         f"(;{HEAD}RE[B+R](;B[a1](;W[b2](;C[end]))))",
         "(;FileFormat[3]GaMe[11]SiZe[5]RE[B+R];Black[a1];White[b2])",
+        f"(;{HEAD}RE[B+R];PL[B];B[a1]PL[W];PL[W];W[b2])",
+        f"Our games (see below), 2024 (final):\n{GOOD}\n(the end)\n",
     ]
     for text in texts:
         assert read_sgf(text)[1:] == read_sgf(GOOD)[1:]

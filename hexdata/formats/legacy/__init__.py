@@ -11,10 +11,27 @@ from hexdata.formats.legacy.limits import DEFAULT_LIMITS, LegacyLimits
 from hexdata.formats.legacy.reader import LegacyReader
 from hexdata.formats.legacy.stream import looks_like_pickle
 from hexdata.formats.legacy.writer import DIALECTS, write_legacy
+from hexdata.formats.source import SourceFormat, SourceReader
+from hexdata.storage import AnyPath
+
+
+def _open(path: AnyPath, *, salvage: bool) -> SourceReader:
+    return (SelfPlayGamesReader if has_games(path) else LegacyReader)(path, salvage=salvage)
+
+
+FORMAT = SourceFormat(
+    name="legacy",
+    patterns=("*.pkl.gz", "*.pkl", "*.pickle.gz", "*.pickle"),
+    matches=lambda head, _name: looks_like_pickle(head),
+    open=_open,
+    contents="a pickle",
+    options=("salvage",),
+)
 
 __all__ = [
     "DEFAULT_LIMITS",
     "DIALECTS",
+    "FORMAT",
     "LegacyLimits",
     "LegacyReader",
     "SelfPlayGamesReader",

@@ -96,13 +96,6 @@ def is_number(value: object) -> bool:
     return isinstance(plain(value), (int, float)) and not isinstance(plain(value), bool)
 
 
-OWN_READER: Final = (
-    "otherwise write a reader of 20 lines, as docs/howto/formats.md shows "
-    'under "Add a format from your own package"'
-)
-"""Hint for a file whose layout is not read."""
-
-
 def kind_of(value: object) -> str:
     """Return a description of the type of a value. Never contains its content."""
     if isinstance(value, PickledArray):

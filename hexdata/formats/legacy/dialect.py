@@ -282,7 +282,11 @@ class _JsonConverter:
             if isinstance(value, float) and not math.isfinite(value):
                 types.setdefault(key, "float")
                 value = str(value)
-            plain[key] = self.value(value)
+            try:
+                plain[key] = self.value(value)
+            except FormatError as error:
+                error.record = f"key {shortened(key)}"
+                raise
         return plain, types
 
     def value(self, value: Any, depth: int = limits.MOST_NESTED) -> object:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from hexdata.board import MAX_SIZE, MIN_SIZE, pack_boards
 from hexdata.errors import Reason
 from hexdata.formats.legacy import limits
-from hexdata.formats.legacy.allowlist import PickledArray, is_number, kind_of
+from hexdata.formats.legacy.allowlist import PickledArray, kind_of
 from hexdata.text import shortened
 
 Int64Array = npt.NDArray[np.int64]
@@ -51,7 +51,7 @@ class ExampleLayout:
 
     keys: tuple[str, ...] | None
     """Keys of the dict, in order; None for a tuple (board, policy, value). Keys that the legacy tool does not
-    write have numbers as values."""
+    write have JSON values."""
     metadata_keys: tuple[str, ...] | None
     """Keys of the metadata, in order; None if there is no metadata."""
     kinds: tuple[ArrayKind | str | None, ...]
@@ -81,10 +81,8 @@ def layout_of(example: object) -> ExampleLayout | tuple[Reason, str]:
         return Reason.EXAMPLE_LAYOUT, f"found {found}; expected a dict, or a tuple (board, policy, value)"
     missing = [key for key in REQUIRED if key not in example]
     others = [key for key in example if key not in _KNOWN]
-    unknown = [key for key in others if not isinstance(key, str) or not _is_number_or_none(example[key])]
-    if missing or unknown:
-        detail = f"missing keys {missing}; expected numbers or None in the keys {shortened(str(unknown[:8]))}"
-        return Reason.EXAMPLE_LAYOUT, detail
+    if missing or not all(isinstance(key, str) for key in others):
+        return Reason.EXAMPLE_LAYOUT, f"missing keys {missing}; found {shortened(str([*example][:8]))}"
     metadata = example.get("metadata", {})
     if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
         return Reason.METADATA_TYPE, f"found {kind_of(metadata)}; expected a dict with texts as keys"
@@ -93,11 +91,6 @@ def layout_of(example: object) -> ExampleLayout | tuple[Reason, str]:
         return Reason.METADATA_SIZE, f"{count:,} keys of {size:,} characters"
     kinds = tuple(_array_kind(example[key]) if key in example else None for key in ARRAYS)
     return ExampleLayout(tuple(example), tuple(metadata) if "metadata" in example else None, kinds)
-
-
-def _is_number_or_none(value: object) -> bool:
-    values = value.values if isinstance(value, Column) else [value]
-    return all(each is None or is_number(each) for each in values)
 
 
 def _array_kind(value: object) -> ArrayKind | str:
@@ -228,7 +221,7 @@ class ExampleGroup:
     """Index of each example in its block, (n,), ascending."""
     arrays: ExampleArrays
     fields: dict[str, Column]
-    """Columns of the other keys, except the metadata: ``value``, ``player_to_move``, and numbers or None."""
+    """Columns of the other keys, except the metadata: ``value``, ``player_to_move``, and JSON values."""
     metadata: dict[str, Column]
 
 

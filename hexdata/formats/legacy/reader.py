@@ -14,7 +14,7 @@ import numpy as np
 
 from hexdata.errors import FormatError
 from hexdata.formats.gunzip import GunzipFile
-from hexdata.formats.legacy.allowlist import OWN_READER, layout_of
+from hexdata.formats.legacy.allowlist import layout_of
 from hexdata.formats.legacy.dialect import Dialect, header_json, with_spellings
 from hexdata.formats.legacy.examples import group_examples
 from hexdata.formats.legacy.limits import DEFAULT_LIMITS, LegacyLimits
@@ -22,7 +22,7 @@ from hexdata.formats.legacy.runs import ExampleRun, ExampleTemplate, RunFinder, 
 from hexdata.formats.legacy.stream import PickleStream
 from hexdata.formats.legacy.unpickler import ExamplesPlaceholder, Unpickler
 from hexdata.formats.legacy.validate import BlockValidator
-from hexdata.formats.source import BATCH_ROWS, FileReader, RawBatch
+from hexdata.formats.source import BATCH_ROWS, OWN_READER, FileReader, RawBatch
 from hexdata.storage import AnyPath, storage_of
 
 _BLOCK_WEIGHT: Final = 64 << 20

@@ -309,6 +309,8 @@ class BlockValidator:
         for name, kind in zip(ARRAYS, layout.kinds, strict=True):
             if isinstance(kind, ArrayKind):
                 shared[name] = kind.dtype + (" fortran" if kind.fortran else "")
+        if SEARCH_KEY in layout.packed and "policy" not in layout.packed:
+            shared["policy"] = "none"  # else the move that was played, which the store has, would be written
         self.spelled += [(name, spelling, group.indices) for name, spelling in shared.items()]
 
 

@@ -329,6 +329,8 @@ class _Examples:
             ),
         ):
             dtype, _, order = dialect.get(key, "<f4").partition(" ")
+            if dtype == "none":
+                continue
             _check_dtype(dtype)
             for row, array in zip(rows.tolist(), arrays.astype(dtype), strict=True):
                 payload = array.tobytes("F" if order else "C")
