@@ -11,6 +11,7 @@ from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
 import hexdata
+from hexdata.formats.registry import BUILT_IN_FORMATS
 
 project = "hexdata"
 project_copyright = "the hexdata developers"
@@ -74,6 +75,15 @@ def _read_google_style(
         lines[:] = [_SEVERAL.sub(lambda names: names[0].replace(", ", ","), line) for line in read]
 
 
+def _list_formats(_app: Sphinx, _name: str, source: list[str]) -> None:
+    """Put the table of the built-in formats of sources in place of the comment ``<!-- formats -->``."""
+    rows = ["| `--format` | files | contents |", "|---|---|---|"]
+    for each in BUILT_IN_FORMATS:
+        rows.append(f"| `{each.name}` | {' '.join(f'`{name}`' for name in each.patterns)} | {each.contents} |")
+    source[0] = source[0].replace("<!-- formats -->", "\n".join(rows))
+
+
 def setup(app: Sphinx) -> None:
-    """Connect the conversion of docstrings; called by Sphinx."""
+    """Connect the functions above; called by Sphinx."""
     app.connect("autodoc-process-docstring", _read_google_style)
+    app.connect("source-read", _list_formats)

@@ -159,7 +159,7 @@ GAME = "(;GM[11]SZ[5]RE[B+R];B[a1];W[b2])"
         (GAME + "(x" + GAME[2:] + GAME, 2, 1),
         (f"{GAME}\n(;GM[11]SZ[5]PB[A];B[a1](;W[b2])(;W[c3]){GAME}", 2, 1),
         (GAME + "(" * 9 + GAME, 2, 1),
-        (f"From: Ann; (our game)\n{GAME}\nBest wishes [Ann] ;-)\n{GAME}", 2, 1),
+        (f"From: Ann; (our game)\n{GAME}\nBest wishes [Ann] ;-)\n{GAME}", 2, 0),
         (GAME + GAME.replace("]RE", f"]C[it was {GAME.replace(']', chr(92) + ']')} as ever]RE"), 2, 0),
     ],
 )
