@@ -77,10 +77,12 @@ def _read_google_style(
 
 def _list_formats(_app: Sphinx, _name: str, source: list[str]) -> None:
     """Put the table of the built-in formats of sources in place of the comment ``<!-- formats -->``."""
-    rows = ["| `--format` | files | contents |", "|---|---|---|"]
-    for each in BUILT_IN_FORMATS:
-        rows.append(f"| `{each.name}` | {' '.join(f'`{name}`' for name in each.patterns)} | {each.contents} |")
-    source[0] = source[0].replace("<!-- formats -->", "\n".join(rows))
+    rows = [
+        f"| `{each.name}` | {' '.join(f'`{name}`' for name in each.patterns)} | {each.contents} |"
+        for each in BUILT_IN_FORMATS
+    ]
+    table = "\n".join(["| `--format` | files | contents |", "|---|---|---|", *rows])
+    source[0] = source[0].replace("<!-- formats -->", table)
 
 
 def setup(app: Sphinx) -> None:

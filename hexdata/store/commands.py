@@ -6,7 +6,6 @@ Command lines are built from the options with which a stage was run.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -27,11 +26,6 @@ from hexdata.text import shell_word
 MANIFEST_NAME: Final = "manifest.json"
 STORE_KIND: Final = "hexdata store"
 """Value of the key ``kind`` in the manifest of a store."""
-SOURCE_NAMES: Final = re.compile(
-    r".+\.((examples|hexworld|hsgf|moves|pickle|pkl|sgf|trmph)(\.gz)?|npz)|.*playhex.*\.json(\.gz)?",
-    re.IGNORECASE,
-)
-"""Names of the files that ``convert`` reads in a folder."""
 RECORDED_OPTIONS: Final = {
     "convert": ["val", "test", "salvage", "truncate_repeats", "variations", "format", "alphazero_convention"],
     "export": ["shard_size", "block_size"],
@@ -168,7 +162,9 @@ def describe(path: Path) -> tuple[str, str]:
         return "a damaged store, without a manifest of one", hint
     if below is not None:
         return "a folder that contains a store", _meant(below)
-    if any(SOURCE_NAMES.fullmatch(each.name) for each in files):
+    from hexdata.formats import is_known_name  # not needed to open a store
+
+    if any(is_known_name(each.name) for each in files):
         new = path.with_name(f"{path.name.partition('.')[0]}-store") if path.name else "STORE"
         return f"{kind} that can be converted", _run("convert", path, new)
     if path.suffix.lower() == ".toml":

@@ -15,11 +15,9 @@ from hexdata import Loader, PositionDataset
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import HexdataError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
-from hexdata.formats import known_patterns
 from hexdata.formats.trmph import write_trmph
 from hexdata.progress import Silent
 from hexdata.shuffle import ShuffleOptions, shuffle_store
-from hexdata.store.commands import SOURCE_NAMES
 from tests.demo_games import demo_games
 from tests.kit.command_line import hexdata_run
 
@@ -181,10 +179,3 @@ def test_the_advice_works(kind: str, paths: dict[str, Path], tmp_path: Path) -> 
             shutil.rmtree(words[2])
         if kind == "an empty folder":  # such as that of a convert killed before it recorded its options
             paths[kind].mkdir()
-
-
-def test_the_names_of_sources_are_those_that_convert_reads() -> None:
-    names = [pattern.replace("*", "games") for pattern in known_patterns()]
-    assert [name for name in names if not SOURCE_NAMES.fullmatch(name)] == []
-    for name in ("games.txt", "games.tar", "games.gz", ".trmph", "games.npz.gz"):
-        assert not SOURCE_NAMES.fullmatch(name), name
