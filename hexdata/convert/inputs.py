@@ -23,7 +23,7 @@ from hexdata.formats import (
     open_source,
 )
 from hexdata.formats.gunzip import has_lines
-from hexdata.formats.trmph import is_game_line, is_sidecar, may_have_sidecar, sidecar_names
+from hexdata.formats.trmph import is_game_line, is_sidecar, sidecar_names
 from hexdata.json_models import read_metadata
 from hexdata.retry import is_transient
 from hexdata.storage import AnyPath, is_address, prefix_of, storage_of, translate_errors
@@ -149,11 +149,14 @@ def _find_sidecars(sources: list[Source]) -> None:
         if folder not in folders:
             with translate_errors(folder):
                 folders[folder] = set(filter(is_sidecar, storage_of(folder).names()))
-        if folders[folder] and (names := sidecar_names(source.path.name)):
+        is_trmph = source.path.name.lower().endswith((".trmph", ".trmph.gz"))
+        # A text with the name of no format may be TRMPH, too.
+        if folders[folder] and (is_trmph or not is_known_name(source.path.name)):
+            names = sidecar_names(source.path.name)
             beside = next((name for name in names if name in folders[folder]), None)
             if beside is not None:
                 source.beside = folder / beside
-            elif may_have_sidecar(source.path.name):
+            elif is_trmph:
                 detail = f"{names[0]} is missing, and the folder contains sidecars"
                 source.facts = SpoolFacts.failed(Reason.SIDECAR_MISSING, detail)
 

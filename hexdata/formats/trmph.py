@@ -160,8 +160,6 @@ def write_trmph(
 # Sidecars
 
 SIDECAR_SUFFIXES: Final = (".provenance.jsonl", ".provenance.jsonl.gz")
-_WITHOUT: Final = (".pkl", ".pkl.gz", ".pickle", ".pickle.gz", ".npz", ".hexworld", ".sgf", ".hsgf")
-"""Endings of files that have no sidecar, for which none is looked for."""
 _LIMITS: Final = GunzipLimits(decompressed_bytes=1 << 40, ratio=1000, ratio_floor=4 << 20)
 _MAX_LINE: Final = 8 << 20
 """Maximum length of a line in bytes. Policies of the longest game on a board of size 32 take 3 MB."""
@@ -190,20 +188,9 @@ def is_sidecar(name: str) -> bool:
     return name.lower().endswith(SIDECAR_SUFFIXES)
 
 
-def may_have_sidecar(name: str) -> bool:
-    """Return whether a file has the name of TRMPH games."""
-    return name.lower().endswith((".trmph", ".trmph.gz"))
-
-
 def sidecar_names(name: str) -> list[str]:
-    """Return the possible names of the sidecar of a file, such as X.provenance.jsonl for X.trmph.gz.
-
-    A file whose name is not one of moves has none.
-    """
-    lower = name.lower()
-    if lower.endswith(_WITHOUT):
-        return []
-    plain = name[:-3] if lower.endswith(".gz") else name
+    """Return the possible names of the sidecar of a file, such as X.provenance.jsonl for X.trmph.gz."""
+    plain = name[:-3] if name.lower().endswith(".gz") else name
     stem = plain.rpartition(".")[0] or plain  # of a name; a PurePath takes ten times as long
     return [stem + suffix for suffix in SIDECAR_SUFFIXES]
 
