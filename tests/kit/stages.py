@@ -17,10 +17,12 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.pairs import FULL
 
 ROOT = Path(__file__).parents[2]
 STORE = "my store"
@@ -252,15 +254,24 @@ def run_command(request: dict[str, Any]) -> None:
 
 def main() -> None:
     """Answer each request on standard input with the exit status of its command."""
+    # Imported once, not in each child.
+
     import hexdata.cli.load
+    import hexdata.cli.render
     import hexdata.convert
     import hexdata.export
     import hexdata.info
     import hexdata.loader.trial
     import hexdata.pipeline
-    import hexdata.shuffle  # noqa: F401  # imported once, not in each child
+    import hexdata.progress_bar
+    import hexdata.shuffle  # noqa: F401
+
+    with suppress(ImportError):
+        import pandas  # noqa: F401  # which pyarrow imports with the first array
 
     warnings.simplefilter("ignore", DeprecationWarning)  # fork warns of threads of libraries
+    if not FULL:
+        os.fsync = os.fstat  # as in ``tests/conftest.py``
     for line in sys.stdin:
         child = os.fork()
         if not child:
