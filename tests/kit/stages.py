@@ -17,7 +17,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -255,7 +255,6 @@ def run_command(request: dict[str, Any]) -> None:
 def main() -> None:
     """Answer each request on standard input with the exit status of its command."""
     # Imported once, not in each child.
-
     import hexdata.cli.load
     import hexdata.cli.render
     import hexdata.convert
@@ -264,11 +263,9 @@ def main() -> None:
     import hexdata.loader.trial
     import hexdata.pipeline
     import hexdata.progress_bar
-    import hexdata.shuffle  # noqa: F401
+    import hexdata.shuffle
 
-    with suppress(ImportError):
-        import pandas  # noqa: F401  # which pyarrow imports with the first array
-
+    hexdata.extras.hide_pandas()  # as ``hexdata`` does
     warnings.simplefilter("ignore", DeprecationWarning)  # fork warns of threads of libraries
     if not FULL:
         os.fsync = os.fstat  # as in ``tests/conftest.py``

@@ -88,6 +88,9 @@ def main() -> None:
     missing, broken, commands = map(json.loads, sys.argv[1:])
     sys.modules.update(dict.fromkeys(missing))  # None makes an import raise ModuleNotFoundError
     sys.meta_path.insert(0, Broken(broken))
+    from hexdata.extras import hide_pandas
+
+    hide_pandas()  # as ``hexdata`` does
     results: dict[str, Any] = {"commands": [run(command) for command in commands]}
     if len(missing) > 2:  # each module takes a moment
         results["imports"] = import_everything()

@@ -113,7 +113,7 @@ def attack(store: Path, bomb: Bomb) -> None:
 
 RUN = """
 import atexit, pathlib, re, resource, sys
-from hexdata.cli import main
+from hexdata.__main__ import run
 
 @atexit.register
 def write_memory():
@@ -121,7 +121,7 @@ def write_memory():
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     pathlib.Path("memory").write_text(str(max(own, children) * 1024))
 
-main()
+run()
 """
 """Runs a command and writes the largest memory of its processes, in bytes."""
 
