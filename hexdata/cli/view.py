@@ -71,7 +71,7 @@ def _stages(stages: list[dict[str, Any]], *, wide: bool) -> Table:
     """Return a table of the stages and their output queues."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2 if wide else 1, 0, 0))
     table.add_column("stage", no_wrap=True, overflow="ellipsis")
-    for name in ("items/s", "queue", *(("", "dropped", "busy") if wide else ("dropped",))):
+    for name in ("items/s", "queue", *(("", "busy") if wide else ())):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for stage in stages:
         # After a resume, a queue may exceed its capacity.
@@ -81,12 +81,9 @@ def _stages(stages: list[dict[str, Any]], *, wide: bool) -> Table:
             f"{stage['per_second']:,.1f}",
             f"{stage['queued']}/{stage['capacity']}",
             ProgressBar(stage["capacity"], full, width=_BAR),
-            Text(f"{stage['dropped']:,}", style="yellow" if stage["dropped"] else ""),
             f"{stage['busy']:.1f} of {stage['threads']}",
         ]
-        if not wide:
-            del row[5], row[3]
-        table.add_row(*row)
+        table.add_row(*(row if wide else row[:3]))
     return table
 
 

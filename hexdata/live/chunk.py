@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
-from hexdata.errors import InputError
+from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.shards.blocks import Block
+
+BoardSize = Annotated[int, Meta(ge=MIN_SIZE, le=MAX_SIZE)]
+Number = Annotated[int, Meta(ge=0, le=1 << 50)]
+"""A count, or the number of a chunk, from which the ids of its positions are computed in 64 bits."""
 
 NAMED_FILES = 20
 """Number of bad or missing files whose names a stage keeps: the latest ones."""
@@ -22,28 +26,7 @@ It exceeds the number of positions of a game on the largest board (677)."""
 
 SCANNED = ""
 """Marker between the names of files, and between the sources made of them: the end of the first scan. A stage
-passes it on, and no queue drops it."""
-
-
-def name_of(path: str) -> str:
-    r"""Return the name of a file in a pipeline, whose state needs names that UTF-8 can encode.
-
-    It is the path relative to the directory, except that ``\udcff`` stands for a byte 0xFF that is not UTF-8,
-    and ``\u005cu`` for ``\u``.
-    """
-    return path.replace("\\u", r"\u005cu").encode("utf-8", "backslashreplace").decode()
-
-
-def path_of(name: str) -> Path:
-    """Return the path that has a name, relative to the directory.
-
-    Raises:
-        InputError: The file is outside the directory; the name is of a state that hexdata did not write.
-    """
-    path = Path(re.sub(r"\\u(005c|d[89a-f]..)", lambda code: chr(int(code[1], 16)), name))
-    if path.anchor or ".." in path.parts:
-        raise InputError("the file is outside the directory", path=path)
-    return path
+passes it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +38,17 @@ class Chunk:
     its source.
     """
 
-    board_size: int
+    board_size: BoardSize
     source: str
     """Name of the file that contains the game."""
-    index: int
+    index: Number
     """Index of the chunk in its file, from 0."""
-    game_hash: bytes
+    game_hash: Annotated[bytes, Meta(min_length=16, max_length=16)]
     """16 bytes, as in ``games.game_hash``. The split depends on it."""
     moves: npt.NDArray[np.uint16] | None = None
     """uint16 (m,): the game has m + 1 positions. The policy of a position is its move; the last position has
     none. None for a game stored as a ``block``."""
-    value: float = 0.0
+    value: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Value of every position, in the store's convention: 0.0 if blue won, 1.0 if red won. Used with
     ``moves`` only."""
     tiers: npt.NDArray[np.uint8] | None = None
@@ -76,7 +59,7 @@ class Chunk:
     stored as ``moves``."""
     flags: tuple[str, ...] = ()
     """Codes of ``games.findings.Flag`` that apply to the game, sorted. docs/format.md defines them."""
-    number: int = -1
+    number: Annotated[int, Meta(ge=-1, le=1 << 50)] = -1
     """Number of the chunk in the pool, counted upward without end; -1 before it enters the pool."""
 
     @property
@@ -116,9 +99,9 @@ class KnownFile:
     """Size and time when the file was last delivered; None if it has to be delivered, again or at all."""
     deliveries: int = 0
     """Number of deliveries, or -1 for a file that is never delivered."""
-    games: int = 0
+    games: Number = 0
     """Number of games read, of all splits. They are the first games of the file."""
-    records: int = 0
+    records: Number = 0
     """Number of records read, with rejected ones."""
     digest: bytes = b""
     """Digest of their hashes."""

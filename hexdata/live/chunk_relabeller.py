@@ -12,10 +12,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import ConfigError, InputError
+from hexdata.errors import ConfigError, FormatError, InputError
 from hexdata.live.chunk import Chunk, GameBatch
 from hexdata.live.chunk_unpacker import unpack_chunks
 from hexdata.live.stage import Transform, find_object
+from hexdata.live.state import check_rows
 from hexdata.shards.blocks import Block
 
 _SUM_TOLERANCE: Final = 1e-3
@@ -31,7 +32,7 @@ class Targets:
     policy: npt.ArrayLike | None = None
     """Policies, shape (k, n·n), with no negative number; each row sums to 1."""
     rows: npt.ArrayLike | None = None
-    """Indices of the positions that the policies belong to, shape (k,), ascending, from 0. None for all
+    """Distinct indices of the positions that the policies belong to, shape (k,), from 0. None for all
     positions; then k = m."""
 
 
@@ -85,56 +86,47 @@ class ChunkRelabeller(Transform):
             self.count("unchanged")
             return chunk
         try:
-            block |= _new_targets(block, targets, chunk.board_size**2)
-        except (TypeError, ValueError) as error:
+            block = _with_targets(block, targets)
+        except (FormatError, IndexError, TypeError, ValueError) as error:
             raise InputError("the new targets of a game are invalid", found=str(error), **game) from error
         self.count("relabelled")
         # As a block: a game stored as moves has one value, and its moves are its policies.
         return replace(chunk, moves=None, tiers=None, block=block)
 
 
-def _new_targets(block: Block, targets: object, cells: int) -> Block:
-    """Return the fields that the targets replace; policies that are not replaced are kept.
+def _with_targets(block: Block, targets: object) -> Block:
+    """Return a block with new targets; policies that are not replaced are kept.
 
     Raises:
         TypeError: These are no targets.
-        ValueError: A target has another shape, or is no distribution or value.
+        ValueError, FormatError: A target has another shape, or is no distribution or value.
     """
     if not isinstance(targets, Targets):
         raise TypeError(f"{targets!r:.80} instead of Targets or None")
-    positions = np.arange(len(block["value"]))
-    new: Block = {}
+    new = dict(block)
     if targets.value is not None:
-        new["value"] = _as_floats("value", targets.value, positions.shape, 1)
-    if targets.policy is None:
-        return new
-    rows = positions if targets.rows is None else np.asarray(targets.rows)
-    if not np.array_equal(rows, np.intersect1d(rows, positions)):
-        raise ValueError(f"rows {rows.tolist()!r:.80}, not ascending positions from 0 to {positions[-1]}")
-    policies = _as_floats("policy", targets.policy, (len(rows), cells), np.inf)
-    sums = policies.sum(axis=1, dtype=np.float64)
-    if (np.abs(sums - 1) > _SUM_TOLERANCE).any():
-        raise ValueError(f"policies with sums from {sums.min()} to {sums.max()}, not 1")
-    # The function may replace policies of some positions only; the others keep theirs.
-    if "policy" in block:
-        kept = ~np.isin(block["policy_row"], rows)
-        policies = np.concatenate((block["policy"][kept], policies))
-        rows = np.concatenate((block["policy_row"][kept], rows))
-    order = np.argsort(rows)  # the policies of a block are in the order of its rows
-    given = {"policy": policies[order], "policy_row": rows[order].astype(np.uint32)}
-    return new | (given if len(rows) else {})
+        new["value"] = _as_floats(targets.value)
+    if targets.policy is not None:
+        policies = _as_floats(targets.policy)
+        rows = np.arange(len(block["value"])) if targets.rows is None else np.asarray(targets.rows, np.int64)
+        if not np.allclose(policies.sum(axis=1, dtype=np.float64), 1, rtol=0, atol=_SUM_TOLERANCE):
+            raise ValueError("policies whose sums are not 1")
+        # The function may replace policies of some positions only; the others keep theirs.
+        if "policy" in block:
+            kept = ~np.isin(block["policy_row"], rows)
+            policies = np.concatenate((block["policy"][kept], policies))
+            rows = np.concatenate((block["policy_row"][kept], rows))
+        order = np.argsort(rows)  # the policies of a block are in the order of its rows
+        if len(rows):
+            new |= {"policy": policies[order], "policy_row": rows[order].astype(np.uint32)}
+    check_rows(new)
+    return new
 
 
-def _as_floats(name: str, values: Any, shape: tuple[int, ...], most: float) -> npt.NDArray[np.float32]:
-    """Return a copy of the numbers as float32; raise ValueError if they are not finite numbers from 0 to
-    ``most`` of the expected shape.
-    """
+def _as_floats(values: Any) -> npt.NDArray[np.float32]:
+    """Return a copy of numbers as float32. Those above its range become infinite, which is refused later."""
     array = np.asarray(values)
-    if array.dtype.kind not in "fiu" or array.shape != shape:
-        raise ValueError(f"{name} of {array.dtype} with shape {array.shape}, not numbers with shape {shape}")
-    # Numbers above the range of float32 become infinite, which the next line refuses.
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{array.dtype} instead of numbers")
     with np.errstate(over="ignore"):
-        numbers = array.astype(np.float32)
-    if not (np.isfinite(numbers) & (numbers >= 0) & (numbers <= most)).all():
-        raise ValueError(f"{name} with numbers that are not finite, below 0 or above {most}")
-    return numbers
+        return array.astype(np.float32)

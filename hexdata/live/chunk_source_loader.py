@@ -20,8 +20,8 @@ from hexdata.errors import FormatError, InputError, Reason
 from hexdata.formats import open_source
 from hexdata.games.convention import CONVENTIONS, Convention
 from hexdata.games.findings import split_of
-from hexdata.live.chunk import NAMED_FILES, SCANNED, Chunk, ChunkSource, KnownFile, path_of
-from hexdata.live.source_games import SHARD, extract_games, looks_like_shard, shard_batches, shard_split
+from hexdata.live.chunk import NAMED_FILES, SCANNED, Chunk, ChunkSource, KnownFile
+from hexdata.live.source_games import extract_games
 from hexdata.live.stage import Stopped, Transform
 from hexdata.schema import is_legacy_format
 from hexdata.text import printable
@@ -32,17 +32,13 @@ class ChunkSourceLoader(Transform):
     """Reads the games of each file: names in, :class:`ChunkSource` out.
 
     The format is detected from the content. Games are grouped, named and checked as in ``convert``, but file
-    by file, and without a search for duplicates. If the positions of a file are from many files (shards,
-    shuffled pickles), ids group them into games, and an incomplete game is named by its id. The name of a
-    game determines its split, except that a shard with a name as ``export`` writes it belongs to the split in
-    that name. Positions of no known game are counted and left out.
+    by file, and without a search for duplicates. If the positions of a file are from many files (shuffled
+    pickles), ids group them into games, and an incomplete game is named by its id. The name of a game
+    determines its split. Positions of no known game are counted and left out.
 
     A file may arrive again after a change. Of a text, the games of earlier readings are left out; if it no
     longer starts with them, it is bad ("rewritten"), as is another good file that has changed. A bad file is
     read again as a whole. A file that exists and cannot be opened is delivered again by the provider.
-
-    With several threads the chunks are the same, but the order of sources may change, and the end of the
-    first scan may precede the last files of that scan.
 
     The counts are ``files``, ``games`` and ``positions`` (passed on), ``other_split`` and ``other_rank``
     (games), ``ungrouped`` (positions of no known game), ``rejected`` (records), ``bad_files``, and for each
@@ -62,7 +58,6 @@ class ChunkSourceLoader(Transform):
         rank: Number of this process among those that share the games, from 0. Default 0.
         world_size: Number of processes that share the games; each game is passed on by one of them, which
             its hash determines. Default 1.
-        threads: Number of threads of the stage. Default 1.
 
     Raises:
         ConfigError: An option cannot be used.
@@ -77,20 +72,17 @@ class ChunkSourceLoader(Transform):
     max_positions: int = 2_000_000
     rank: int = 0
     world_size: int = 1
-    threads: int = 1
 
     consumes = "files"
     produces = "sources"
-    kept = ("board_size",)
 
     def __post_init__(self) -> None:
-        super().__init__(threads=self.threads)
+        super().__init__()
         check_choice("value_convention", self.value_convention, ("auto", *CONVENTIONS))
         check_fields(self, {"max_positions": 1})
         if self.board_size is not None:
             check_count("board_size", self.board_size, MIN_SIZE, MAX_SIZE)
         self._bad: deque[tuple[str, str]] = deque(maxlen=NAMED_FILES)
-        self._in_work: set[str] = set()
         self._has_games = False
 
     def process(self, item: str) -> Iterable[ChunkSource | str]:
@@ -98,12 +90,6 @@ class ChunkSourceLoader(Transform):
         if item == SCANNED:
             return [SCANNED]
         known = self.coordinator.files.setdefault(item, KnownFile())
-        with self._lock:
-            is_in_work = item in self._in_work
-            self._in_work.add(item)
-        if is_in_work:  # another thread reads it, and only then is it known where to continue
-            known.delivered = None
-            return []
         reason: str | None
         try:
             is_new = not known.games
@@ -119,17 +105,13 @@ class ChunkSourceLoader(Transform):
             self.count("files", int(is_new))
             self.count("games", len(source.chunks))
             self.count("positions", sum(chunk.positions for chunk in source.chunks))
-            with self._lock:
-                # It was bad while it was being written.
-                self._bad = deque([each for each in self._bad if each[0] != printable(item)], NAMED_FILES)
+            # It was bad while it was being written.
+            self._bad = deque([each for each in self._bad if each[0] != printable(item)], NAMED_FILES)
             # A new file without a game of this split is passed on, too: the pool reports the newest file.
             return [source] if source.chunks or is_new else []
-        finally:
-            self._in_work.discard(item)
         self.count("bad_files")
         self.count(f"bad.{code}")
-        with self._lock:
-            self._bad.append((printable(item), printable(f"{code}: {reason}")))
+        self._bad.append((printable(item), printable(f"{code}: {reason}")))
         return []
 
     def read(self, name: str, known: KnownFile | None = None) -> ChunkSource:
@@ -155,7 +137,7 @@ class ChunkSourceLoader(Transform):
         if _digest(chunks[: known.games]) != (known.digest or _digest([])):
             reason = f"it no longer starts with the {known.games:,} games read from it before"
             raise FormatError(reason, code=Reason.REWRITTEN)
-        new = self._select(chunks[known.games :], None if may_grow else shard_split(name))
+        new = self._select(chunks[known.games :])
         # Games of other splits count too: the next reading compares and skips all games of the file.
         known.games, known.digest = len(chunks), _digest(chunks)
         known.records, known.may_grow = records, may_grow
@@ -166,32 +148,30 @@ class ChunkSourceLoader(Transform):
 
         Rejected records before ``known_records`` were counted by an earlier reading.
         """
-        path = self.directory / path_of(name)
-        is_shard = looks_like_shard(path)
+        path = Path(name)
+        if path.anchor or ".." in path.parts or "\0" in name:  # of a state that hexdata did not write
+            raise InputError("the file is outside the directory", path=path)
         raw: list[pa.RecordBatch] = []
-        records, rejected = 0, Counter[str]()
-        board_size, sizes = self.board_size, set[int]()
-        kind, header = SHARD, dict[str, object]()
-        if is_shard:
-            for board_size, positions in shard_batches(path):
-                sizes.add(board_size)
-                raw.append(positions)
-                records += positions.num_rows
-                self._check_records(records)
-        else:
-            with open_source(path) as reader:
-                if board_size is not None:
-                    reader.select_board_size(board_size)
-                for batch in reader.batches():
-                    # Those of an earlier reading were counted then.
-                    rejected.update(each.reason for each in batch.rejected if each.record >= known_records)
-                    sizes.update(each.board_size for each in batch.rejected if each.board_size)
-                    if batch.positions.num_rows:
-                        raw.append(batch.positions)
-                    records += batch.records
-                    self._check_records(records)
-                board_size, kind, header = reader.board_size, reader.format, reader.header
-        if len(sizes) > 1 if is_shard else sizes and not raw:
+        records, rejected, sizes = 0, Counter[str](), set[int]()
+        with open_source(self.directory / path) as reader:
+            if wanted := self.board_size or self.coordinator.board_size:
+                reader.select_board_size(wanted)
+            for batch in reader.batches():
+                # Those of an earlier reading were counted then.
+                rejected.update(each.reason for each in batch.rejected if each.record >= known_records)
+                sizes.update(each.board_size for each in batch.rejected if each.board_size)
+                if batch.positions.num_rows:
+                    raw.append(batch.positions)
+                records += batch.records
+                # Here, so that the reading ends if the pipeline stops.
+                if self.coordinator.stopping.is_set():
+                    raise Stopped
+                if records > self.max_positions:
+                    fault = f"the file has at least {records:,} records"
+                    reason = f"{fault}, and max_positions is {self.max_positions:,}"
+                    raise FormatError(reason, code=Reason.TOO_LARGE)
+            board_size, kind, header = reader.board_size, reader.format, reader.header
+        if sizes and not raw:
             raise FormatError("the boards have other sizes", code=Reason.BOARD_SIZE, found=sorted(sizes))
         chunks, ungrouped = list[Chunk](), 0
         if raw and board_size:
@@ -206,24 +186,15 @@ class ChunkSourceLoader(Transform):
             code = Reason.NO_GAMES if ungrouped else Reason.NO_POSITIONS
             found = f"{ungrouped:,} other positions, {rejected.total():,} rejected records"
             raise FormatError("the file contains no game", code=code, found=found)
-        with self._lock:
-            # Under the lock: with several threads, only one file can be the first.
-            self.board_size = self.board_size or board_size
-        if board_size != self.board_size:
-            reason = f"the boards are not of size {self.board_size}, as those of earlier files"
-            raise FormatError(reason, code=Reason.BOARD_SIZE, found=board_size)
+        self.coordinator.require_size(chunks[0].board_size)
         # Only texts grow line by line.
-        return chunks, records, not is_shard and not is_legacy_format(kind)
+        return chunks, records, not is_legacy_format(kind)
 
-    def _select(self, new: list[Chunk], split: str | None) -> list[Chunk]:
-        """Return the games that belong to the split and rank.
-
-        ``split`` is that of all games of the file; None if each game determines its own.
-        """
+    def _select(self, new: list[Chunk]) -> list[Chunk]:
+        """Return the games that belong to the split and rank."""
         chunks = new
         if self.split is not None:
-            splits = [split or split_of(chunk.game_hash, self.val, self.test) for chunk in new]
-            chunks = [chunk for chunk, own in zip(new, splits, strict=True) if own == self.split]
+            chunks = [c for c in new if split_of(c.game_hash, self.val, self.test) == self.split]
         self.count("other_split", len(new) - len(chunks))
         if self.world_size > 1:
             # The split is determined by the first half of the hash, so the second divides every split evenly.
@@ -232,14 +203,6 @@ class ChunkSourceLoader(Transform):
             self.count("other_rank", len(ranks) - len(chunks))
         self._has_games = self._has_games or bool(chunks)
         return chunks
-
-    def _check_records(self, records: int) -> None:
-        """Raise if the reading has to end: the pipeline stops, or the file has too many records."""
-        if self.coordinator.stopping.is_set():
-            raise Stopped
-        if records > self.max_positions:
-            reason = f"the file has at least {records:,} records, and max_positions is {self.max_positions:,}"
-            raise FormatError(reason, code=Reason.TOO_LARGE)
 
     def notes(self) -> dict[str, Any]:
         """Return the last bad files: (name, reason)."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,8 @@ import numpy.typing as npt
 from hexdata.checks import check_count
 from hexdata.fill import fill_to_packed, games_to_fill
 from hexdata.live.chunk import PLY_STRIDE, Chunk, GameBatch
-from hexdata.live.stage import Transform, check_number
-from hexdata.order import derive_key, sort_key, uniform_draw
+from hexdata.live.stage import Transform
+from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_MOVE, NO_TIER
 from hexdata.shards.blocks import Block, join_blocks, take_rows
 
@@ -50,36 +50,33 @@ class ChunkUnpacker(Transform):
             whose number is higher by ``pool_size``: the pool has evicted the old game by then.
         positions_per_game: Number of positions selected each time a game is drawn, or all if the game has
             fewer. "all" or None for all positions of every game. Default 8.
-        position_sampling_rate: Share of a game's positions selected each time, above 0 and at most 1;
-            replaces ``positions_per_game``. The number is rounded up or down at random, so that the mean
-            equals the rate; a short game may give no position. Default None.
         final_positions: False leaves out positions without a policy. Default True.
         threads: Number of threads of the stage. Default 1.
 
     Raises:
-        ConfigError: The rate is not above 0 and at most 1, or a count is below 1.
+        ConfigError: A count is below 1.
     """
 
     seed: int
     pool_size: int
     positions_per_game: int | Literal["all"] | None = 8
-    position_sampling_rate: float | None = None
     final_positions: bool = True
     threads: int = 1
 
     consumes = "games"
     produces = "blocks"
-    kept = ("_owner", "_draw_counts", "_used")
+    kept: ClassVar = {
+        "_owner": npt.NDArray[np.int64],
+        "_draw_counts": npt.NDArray[np.uint64],
+        "_used": npt.NDArray[np.uint8],
+    }
 
     def __post_init__(self) -> None:
         super().__init__(threads=self.threads)
-        self._rate = 1.0
         self._per_game: int | None = None
-        if self.position_sampling_rate is not None:
-            self._rate = check_number("position_sampling_rate", self.position_sampling_rate, 1)
-        elif self.positions_per_game not in (None, "all"):
+        if self.positions_per_game not in (None, "all"):
             self._per_game = check_count("positions_per_game", self.positions_per_game, 1)
-        names = ("game", "use", "count", "ply")
+        names = ("game", "use", "ply")
         self._keys = {name: derive_key(self.seed, "live", "unpack", name) for name in names}
         # The lock of the stage is held while these are used. Each row belongs to one game: its number modulo
         # ``pool_size``, until a later game with the same remainder replaces it.
@@ -89,18 +86,30 @@ class ChunkUnpacker(Transform):
         self._used = np.zeros((self.pool_size, 0), np.uint8)
         """Used positions, one bit each."""
 
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore a state of a pool of this size.
+
+        Raises:
+            ValueError: The arrays have other shapes.
+        """
+        shapes = [state[name].shape for name in self.kept]
+        if shapes != [(self.pool_size,), (self.pool_size,), (self.pool_size, *shapes[2][1:2])]:
+            raise ValueError(f"arrays of shapes {shapes}")
+        super().load_state(state)
+
     def process(self, item: GameBatch) -> Iterable[Block]:
         """Return the selected positions of a game batch as one block; nothing if none is selected."""
         selected = self._eligible(item)
-        if self._per_game is not None or self._rate < 1.0:
+        if self._per_game is not None:
+            numbers = np.array([chunk.number for chunk in item], np.int64)
             with self._lock:
-                selected = self._draw(np.array([chunk.number for chunk in item], np.int64), selected)
+                selected = self._draw(numbers, selected, self._per_game)
         amount = int(np.count_nonzero(selected))
         self.count("games", len(item))
         self.count("positions", amount)
         return [unpack_chunks(item, selected)] if amount else []
 
-    def _draw(self, numbers: Int64Array, eligible: Bools) -> Bools:
+    def _draw(self, numbers: Int64Array, eligible: Bools, most: int) -> Bools:
         """Select positions of games and mark them as used.
 
         The positions with the lowest keys are selected. The parts of a key, from the highest bit: not
@@ -109,6 +118,7 @@ class ChunkUnpacker(Transform):
         Args:
             numbers: Numbers of the games, int64 (g,), no two with the same row.
             eligible: Positions that may be selected, bool (g, p).
+            most: Number of positions selected of each game, or all if it has fewer.
 
         Returns:
             Selected positions, bool (g, p): drawn uniformly without replacement from those not yet used.
@@ -127,13 +137,7 @@ class ChunkUnpacker(Transform):
         draw_keys = sort_key(
             sort_key(numbers, self._keys["game"]) + self._draw_counts[rows], self._keys["use"]
         )
-        available = eligible.sum(axis=1)
-        if self._per_game is not None:
-            count = np.minimum(available, self._per_game)
-        else:
-            count = np.floor(available * self._rate + uniform_draw(draw_keys, self._keys["count"]))
-            count = count.astype(np.int64)
-
+        count = np.minimum(eligible.sum(axis=1), most)
         plies = np.arange(length, dtype=np.uint64)
         # The ply in the lowest bits makes keys distinct, so that exactly ``count`` of them are selected.
         keys = sort_key(draw_keys[:, np.newaxis] + plies, self._keys["ply"]) & _RANDOM_BITS | plies

@@ -16,18 +16,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import translate
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from hexdata.checks import as_tuple, check_fields
 from hexdata.errors import ConfigError, InputError
-from hexdata.formats.registry import PATTERNS as SOURCE_PATTERNS
-from hexdata.live.chunk import SCANNED, KnownFile, name_of
+from hexdata.formats.registry import PATTERNS
+from hexdata.live.chunk import SCANNED, KnownFile
 from hexdata.live.stage import Stage, Stopped, Worker, check_number
 from hexdata.storage.local import walk_once
-from hexdata.text import printable
-
-PATTERNS: Final = (*SOURCE_PATTERNS, "*.tar")
-"""Name patterns of the files that ``formats`` can open, and of shards."""
+from hexdata.text import encodable, printable
 
 _TEMPORARY: Final = (".tmp", ".part")
 """Suffixes of files that are still being written. Names that begin with a dot are temporary as well."""
@@ -45,7 +42,8 @@ _MOST_DOUBLINGS: Final = 20
 class FilePathProvider(Stage):
     """Delivers the name of each complete file below a directory, and again after each change.
 
-    A name is the path relative to the directory, with forward slashes, as ``name_of`` returns it.
+    A name is the path relative to the directory, with forward slashes, and UTF-8, as in a state. A file with
+    another name is not found by the next stage, which counts it as bad.
 
     The existing files are delivered first, in order of their names (relative to the directory, as text), then
     ``SCANNED``, then new files as they are completed. With ``watch=False``, the existing files are delivered
@@ -90,7 +88,7 @@ class FilePathProvider(Stage):
 
     first = True
     produces = "files"
-    kept = ("_is_scanned",)
+    kept: ClassVar = {"_is_scanned": bool}
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -202,7 +200,7 @@ class FilePathProvider(Stage):
                 except OSError:
                     continue
                 if stat.S_ISREG(each.st_mode):
-                    found[name_of(prefix + name)] = (each.st_size, each.st_mtime_ns)
+                    found[encodable(prefix + name)] = (each.st_size, each.st_mtime_ns)
         return found, errors
 
     def notes(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from hexdata.batch import BatchOptions
 from hexdata.checks import check_choice, check_fields, check_seed, check_shares
@@ -23,7 +23,7 @@ from hexdata.live.file_path_provider import FilePathProvider
 from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from hexdata.live.shuffling_frame_sampler import ShufflingFrameSampler
-from hexdata.live.stage import Overflow, Stage, find_object
+from hexdata.live.stage import Stage, find_object
 from hexdata.live.tensor_generator import TensorGenerator
 from hexdata.schema import SPLITS, is_target
 from hexdata.storage import local_path
@@ -47,7 +47,6 @@ STAGES: Final[dict[str, type[Stage]]] = {
 
 # The relabeller needs a function of the user.
 _DEFAULT_STAGES: Final = tuple(name for name in STAGES if name != "ChunkRelabeller")
-_QUEUE_KEYS: Final = ("capacity", "overflow")
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class StageOptions:
     """One stage of a pipeline, and the queue behind it.
 
     Raises:
-        ConfigError: The stage does not exist or has no such argument; or the capacity or overflow is invalid.
+        ConfigError: The stage does not exist or has no such argument; or the capacity is invalid.
     """
 
     kind: str
@@ -64,14 +63,11 @@ class StageOptions:
     """Keyword arguments of the constructor."""
     capacity: int = 4
     """Capacity of the queue behind the stage in items: files, game batches, blocks or batches."""
-    overflow: Overflow = "block"
-    """Action when that queue is full; see ``live.stage.Overflow``."""
 
     def __post_init__(self) -> None:
         stage = self.find()
         with in_section(self.name):
             check_fields(self, {"capacity": 1})
-            check_choice("overflow", self.overflow, get_args(Overflow))
             check_arguments(stage, self.arguments, _SUPPLIED_ARGUMENTS)
 
     @property
@@ -150,18 +146,17 @@ class LiveOptions:
         _check_flow(self.stages)
 
     def with_stage(self, name: str, **changes: Any) -> LiveOptions:
-        """Return a copy with other arguments, ``capacity`` or ``overflow`` for the stage of that name.
+        """Return a copy with other arguments or ``capacity`` for the stage of that name.
 
         Raises:
             ConfigError: The pipeline has no such stage, or the stage has no such argument.
         """
         check_choice("stage", name, [stage.name for stage in self.stages])
-        queue = {key: changes.pop(key) for key in _QUEUE_KEYS if key in changes}
-        stages = [
-            replace(stage, arguments={**stage.arguments, **changes}, **queue) if stage.name == name else stage
-            for stage in self.stages
-        ]
-        return replace(self, stages=tuple(stages))
+        stages = {stage.name: stage for stage in self.stages}
+        stage = stages[name]
+        capacity = changes.pop("capacity", stage.capacity)
+        stages[name] = replace(stage, arguments={**stage.arguments, **changes}, capacity=capacity)
+        return replace(self, stages=tuple(stages.values()))
 
 
 BATCH_OPTIONS: Final = tuple(option.name for option in fields(BatchOptions))
@@ -220,9 +215,8 @@ def _parse(content: dict[str, Any], allow_code: bool) -> LiveOptions:
     for name, kind in kind_of.items():
         # Sections of stages that are not listed are checked, too, so that typing errors are found at once.
         if kind in kinds or name in content:
-            arguments = sections[name]
-            queue = {key: arguments.pop(key) for key in _QUEUE_KEYS if key in arguments}
-            made[name] = StageOptions(kind, arguments, **queue)
+            capacity = sections[name].pop("capacity", StageOptions.capacity)
+            made[name] = StageOptions(kind, sections[name], capacity)
     with in_section("batch"):
         check_arguments(BatchOptions, sections["batch"])
         batch = BatchOptions(**sections["batch"])
@@ -256,7 +250,7 @@ def make_pipeline(options: LiveOptions, directory: str | Path) -> Pipeline:
         shared = {name: supplied[name] for name in inspect.signature(kind).parameters if name in supplied}
         with in_section(stage.name):
             stages.append(kind(**shared, **stage.arguments))
-    return Pipeline(stages, [(stage.capacity, stage.overflow) for stage in options.stages])
+    return Pipeline(stages, [stage.capacity for stage in options.stages])
 
 
 def _check_flow(stages: tuple[StageOptions, ...]) -> None:

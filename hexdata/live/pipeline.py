@@ -1,28 +1,19 @@
-"""A pipeline of stages joined by queues, which start, pause and stop together; and its state.
-
-A state has a checksum, and loading it runs no code of it.
-"""
+"""A pipeline of stages joined by queues, which start, pause and stop together; and its state."""
 
 from __future__ import annotations
 
-import functools
-import math
 import os
 import threading
 import warnings
 import weakref
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, Self
 
-import msgspec
-import numpy as np
-
-from hexdata.errors import ConfigError, HexdataError, StoreError
-from hexdata.json_models import Model, as_model
-from hexdata.live.chunk import Chunk, ChunkSource, GameBatch, KnownFile
-from hexdata.live.stage import Coordinator, Overflow, Queue, Stage, Stopped
+from hexdata.errors import FormatError, HexdataError, StoreError
+from hexdata.live import state as states
+from hexdata.live.stage import Coordinator, Queue, Stage, Stopped
+from hexdata.text import shortened
 
 MetricsByStage = Mapping[str, Mapping[str, float]]
 """Result of ``Pipeline.metrics``: metrics by stage name and metric name."""
@@ -41,16 +32,16 @@ class Pipeline:
 
     Args:
         stages: Stages in order, which belong to this pipeline alone.
-        queues: Capacity and overflow behaviour of the queue behind each stage.
+        capacities: Capacity of the queue behind each stage, in items.
     """
 
-    def __init__(self, stages: Sequence[Stage], queues: Sequence[tuple[int, Overflow]]) -> None:
+    def __init__(self, stages: Sequence[Stage], capacities: Sequence[int]) -> None:
         self.coordinator = Coordinator()
         self.stages = list(stages)
         source = None
-        for stage, (capacity, overflow) in zip(self.stages, queues, strict=True):
+        for stage, capacity in zip(self.stages, capacities, strict=True):
             stage.coordinator, stage.stages = self.coordinator, self.stages
-            stage.source, stage.sink = source, Queue(self.coordinator, capacity, overflow)
+            stage.source, stage.sink = source, Queue(self.coordinator, capacity)
             source = stage.sink
         self._started = False
         self._lifecycle_lock = threading.RLock()
@@ -132,13 +123,14 @@ class Pipeline:
                 if self.coordinator.stopping.is_set():
                     raise HexdataError("the state of a stopped pipeline cannot be read")
                 stages = {}
-                for stage in self.stages:
+                for stage, kind in self._items():
                     # In the order in which the next stage takes them.
                     items = [*chain(stage.sink.items, *(worker.pending for worker in stage.workers))]
-                    own, kind = stage.state(), _kind_of(items)
-                    _require_plain([own, items if kind == "plain" else ()])
-                    stages[stage.name] = {"state": own, "kind": kind, "items": items}
-                return encode_state({"files": self.coordinator.files, "stages": stages})
+                    if kind is None:
+                        states.require_plain(items)
+                    stages[stage.name] = {"state": stage.state(), "items": items}
+                shared = {"files": self.coordinator.files, "board_size": self.coordinator.board_size}
+                return states.encode_state({**shared, "stages": stages})
             finally:
                 self._join(None)  # Ctrl-C may have ended the first one
                 self.coordinator.suspended = False
@@ -152,16 +144,28 @@ class Pipeline:
             StoreError: It is not such a state, or damaged.
         """
         assert not self._started
-        found = decode_state(state)
+        content = states.decode_state(state)
         try:
-            self.coordinator.files.update(msgspec.convert(found["files"], dict[str, KnownFile]))
-            for stage in self.stages:
-                saved = found["stages"][stage.name]
-                stage.load_state(saved["state"])
+            saved = states.as_type(content, states.PipelineState)
+            self.coordinator.files.update(saved.files)
+            self.coordinator.board_size = saved.board_size
+            if saved.stages.keys() != {stage.name for stage in self.stages}:
+                raise ValueError(f"the stages {', '.join(saved.stages)}")
+            for stage, kind in self._items():
+                own, sizes = states.read_stage(saved.stages[stage.name], stage.kept, kind)
+                for size in sizes:
+                    self.coordinator.require_size(size)
+                stage.load_state(own.state)
                 # More than the capacity, if some were pending.
-                stage.sink.items.extend(msgspec.convert(saved["items"], _ITEMS[saved["kind"]]))
-        except _DAMAGE as error:
-            raise StoreError(f"{_NAME} is damaged", found=f"{error!r:.80}") from error
+                stage.sink.items.extend(own.items)
+        except (FormatError, ValueError) as error:
+            raise StoreError(f"{states.NAME} is damaged", found=shortened(str(error))) from error
+
+    def _items(self) -> Iterator[tuple[Stage, str | None]]:
+        """Yield each stage, and what the queue behind it contains; None if neither end declares it."""
+        consumed = [stage.consumes for stage in self.stages]
+        for stage, after in zip(self.stages, [*consumed[1:], None], strict=True):
+            yield stage, stage.produces or after
 
     def metrics(self) -> dict[str, dict[str, float]]:
         """Return the metrics of each stage, with the queue behind it, by stage name."""
@@ -202,97 +206,3 @@ class Pipeline:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-# --- states -------------------------------------------------------------------------------------------
-
-_NAME: Final = "the state of a live pipeline"
-_NOT_STORED: Final = "a live pipeline contains a value that a state cannot store"
-_DAMAGE: Final = (
-    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
-    msgspec.MsgspecError,
-)
-"""Errors of reading a state that hexdata did not write, although its checksum is right."""
-_ITEMS: Final[dict[str, Any]] = {
-    "sources": list[ChunkSource | str],
-    "games": list[GameBatch],
-    "plain": list[Any],
-}
-"""Types of the items of a queue, by their kind in a state."""
-_PLAIN: Final = (type(None), bool, int, float, str, bytes, np.bool_, np.number, np.ndarray)
-
-
-class EncodedState(Model, frozen=True):
-    """A state as MessagePack, with its arrays beside it: MessagePack limits the size of one to 4 GB."""
-
-    content: bytes
-    arrays: list[bytes]
-    checksum: int
-    """CRC-32 of the content and the arrays, one after the other."""
-
-
-def _kind_of(items: Sequence[Any]) -> str:
-    """Return the kind of the items of a queue, to restore their types."""
-    types = {type(item) for item in items}
-    if ChunkSource in types and types <= {ChunkSource, str}:
-        return "sources"
-    is_games = types == {tuple} and all(isinstance(chunk, Chunk) for item in items for chunk in item)
-    return "games" if is_games else "plain"
-
-
-def _require_plain(value: object) -> None:
-    """Raise ConfigError for a value that msgspec would store as another, such as a set as a list."""
-    if isinstance(value, (dict, list, tuple)):
-        for part in value.values() if isinstance(value, dict) else value:
-            _require_plain(part)
-    elif not isinstance(value, _PLAIN):
-        raise ConfigError(_NOT_STORED, found=repr(value)[:80])
-
-
-def encode_state(value: object) -> dict[str, Any]:
-    """Return the fields of an ``EncodedState``, which pickle and ``torch.save`` preserve.
-
-    Raises:
-        ConfigError: The value contains others than plain values, arrays and items of queues.
-    """
-    arrays: list[bytes] = []
-
-    def encode(value: object) -> Any:
-        if isinstance(value, np.generic):
-            return value.item()
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-            raise ConfigError(_NOT_STORED, found=repr(value)[:80])
-        # b"" is the only bytes value that torch.load with weights_only=True refuses.
-        arrays.append(value.tobytes() or b"\0")
-        return msgspec.msgpack.Ext(0, msgspec.msgpack.encode((value.dtype.str, value.shape, len(arrays) - 1)))
-
-    try:
-        content = msgspec.msgpack.encode(value, enc_hook=encode)
-    except (OverflowError, UnicodeEncodeError) as error:
-        raise ConfigError(_NOT_STORED, found=str(error)) from error
-    return {"content": content, "arrays": arrays, "checksum": _checksum(content, arrays)}
-
-
-def decode_state(state: object) -> Any:
-    """Return the value that :func:`encode_state` encoded. Tuples are lists, and items of queues are dicts.
-
-    Raises:
-        StoreError: It is not such a state, or damaged.
-    """
-    saved = as_model(EncodedState, state, what=_NAME)
-
-    def decode(_: int, data: memoryview) -> Any:
-        dtype, shape, index = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], int])
-        # ``frombuffer`` refuses arrays of objects, which would be pickles. A copy, to be writable.
-        return np.frombuffer(saved.arrays[index], dtype, math.prod(shape)).reshape(shape).copy()
-
-    if _checksum(saved.content, saved.arrays) != saved.checksum:
-        raise StoreError(f"{_NAME} is damaged: its checksum differs")
-    try:
-        return msgspec.msgpack.decode(saved.content, ext_hook=decode)
-    except _DAMAGE as error:
-        raise StoreError(f"{_NAME} is damaged", found=f"{error!r:.80}") from error
-
-
-def _checksum(content: bytes, arrays: Sequence[bytes]) -> int:
-    return functools.reduce(lambda checksum, part: zlib.crc32(part, checksum), (content, *arrays), 0)

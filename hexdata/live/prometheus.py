@@ -16,21 +16,10 @@ from hexdata.live.pipeline import MetricsByStage
 
 with installed_by("live", "the Prometheus endpoint"):
     from prometheus_client import CollectorRegistry, start_http_server
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, UnknownMetricFamily
+    from prometheus_client.core import Metric, UnknownMetricFamily
     from prometheus_client.registry import Collector
 
 LOOPBACK: Final = "127.0.0.1"
-
-_COMMON: Final = {
-    "out": (CounterMetricFamily, "items", "Items put into the queue behind the stage"),
-    "dropped": (CounterMetricFamily, "dropped", "Items dropped because the queue behind the stage was full"),
-    "busy_seconds": (CounterMetricFamily, "busy_seconds", "Seconds of work of the threads of the stage"),
-    "queued": (GaugeMetricFamily, "queued", "Items in the queue behind the stage"),
-    "capacity": (GaugeMetricFamily, "capacity", "Capacity of the queue behind the stage, in items"),
-    "threads": (GaugeMetricFamily, "threads", "Worker threads of the stage"),
-    "busy": (GaugeMetricFamily, "busy_threads", "Worker threads of the stage that are busy"),
-}
-"""Metrics of every stage: kind, the name after ``hexdata_live_``, and the help text."""
 
 
 @contextmanager
@@ -68,22 +57,16 @@ def serve_metrics(metrics: Callable[[], MetricsByStage], port: int, host: str = 
 
 
 class _Stages(Collector):
-    """Metrics as families with a label for the stage; other metrics also have a label with their name."""
+    """All metrics as one family, with labels for the stage and the name."""
 
     def __init__(self, metrics: Callable[[], MetricsByStage]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        found = self._metrics()
-        for metric, (kind, name, text) in _COMMON.items():
-            family = kind(f"hexdata_live_{name}", text, labels=["stage"])
-            for stage, metrics in found.items():
-                family.add_metric([stage], metrics[metric])
-            yield family
-        # Other metrics of a stage may be counters or gauges.
-        text, labels = "Other metrics of a stage, by name", ["stage", "figure"]
-        others = UnknownMetricFamily("hexdata_live_figure", text, labels=labels)
-        for stage, metrics in found.items():
-            for metric in metrics.keys() - _COMMON.keys():
-                others.add_metric([stage, metric], metrics[metric])
-        yield others
+        # A metric may be a counter or a gauge: stages of users have their own.
+        text, labels = "A metric of a stage, by name", ["stage", "figure"]
+        family = UnknownMetricFamily("hexdata_live_figure", text, labels=labels)
+        for stage, metrics in self._metrics().items():
+            for figure, value in metrics.items():
+                family.add_metric([stage, figure], value)
+        yield family

@@ -9,14 +9,14 @@ import logging
 import math
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from hexdata.checks import check_fields, check_seed
 from hexdata.errors import ConfigError, InputError
-from hexdata.live.chunk import NAMED_FILES, Chunk, ChunkSource, GameBatch
+from hexdata.live.chunk import NAMED_FILES, Chunk, ChunkSource, GameBatch, Number
 from hexdata.live.stage import InputEnded, Stage, Worker, check_number
 from hexdata.order import derive_key, uniform_draw
 from hexdata.text import printable
@@ -36,10 +36,7 @@ class ShufflingChunkPool(Stage):
     receives and one draws, so that neither waits for the other's queue.
 
     With ``reuse``, the number of draws never exceeds ``reuse`` times the number of games that have entered;
-    the pool then waits for new games. With ``window_start``, the window grows by the formula of
-    KataGo: of N games that have entered, the newest c · (1 + b · ((N / c)^a - 1) / a) are the window, at most
-    ``pool_size``, with c = ``window_start``, a = ``window_exponent`` and b = ``window_slope``; all N games if
-    N is at most c.
+    the pool then waits for new games.
 
     After the end of the input, the pool ends when ``passes`` passes over the window are complete, counted
     from the start of the run, or when ``reuse`` allows no further draw. Without a game it ends at once.
@@ -66,11 +63,6 @@ class ShufflingChunkPool(Stage):
             end.
         reuse: Maximum number of draws per game that has entered, a number above 0. None (default) for no
             maximum.
-        window_start: Number of games up to which the window contains all games. None (default) for
-            ``pool_size``.
-        window_exponent: Exponent a, above 0 and at most 1. Default 0.75.
-        window_slope: Factor b, above 0 and at most 1: just above ``window_start``, the window grows by this
-            share of the new games. Default 0.4.
 
     Raises:
         ConfigError: An option cannot be used.
@@ -82,23 +74,26 @@ class ShufflingChunkPool(Stage):
     min_chunks: int = 1
     passes: int | None = None
     reuse: float | None = None
-    window_start: int | None = None
-    window_exponent: float = 0.75
-    window_slope: float = 0.4
 
     consumes = "sources"
     produces = "games"
+    kept: ClassVar = {
+        "lower": Number,
+        "draws": Number,
+        "passes": Number,
+        "undrawn": npt.NDArray[np.bool_],
+        "scanned": bool,
+        "newest": str,
+        "games": list[tuple[str, Number, bytes] | None],
+    }
 
     def __post_init__(self) -> None:
         super().__init__(threads=2)
-        check_fields(self, {"game_batch_size": 1, "min_chunks": 1, "passes": 1, "window_start": 1})
-        for name in ("min_chunks", "window_start"):
-            if (getattr(self, name) or 0) > self.pool_size:
-                raise ConfigError(f"{name} {getattr(self, name)} exceeds pool_size {self.pool_size}")
+        check_fields(self, {"game_batch_size": 1, "min_chunks": 1, "passes": 1})
+        if self.min_chunks > self.pool_size:
+            raise ConfigError(f"min_chunks {self.min_chunks} exceeds pool_size {self.pool_size}")
         if self.reuse is not None:
             check_number("reuse", self.reuse)
-        check_number("window_exponent", self.window_exponent, 1)
-        check_number("window_slope", self.window_slope, 1)
         # The lock of the stage is held while these are changed or read, but never during a wait.
         self._shuffler = StreamShuffler(self.seed)
         self._chunks: list[Chunk | None] = []
@@ -140,14 +135,6 @@ class ShufflingChunkPool(Stage):
             return math.inf
         return max(0, math.floor(self.reuse * self._shuffler.upper) - self._shuffler.draws)
 
-    def _window_size(self, entered: int) -> int:
-        """Return the number of games in the window after ``entered`` games have entered."""
-        first = self.window_start or self.pool_size
-        if entered <= first:
-            return first
-        growth = ((entered / first) ** self.window_exponent - 1) / self.window_exponent
-        return min(self.pool_size, int(first * (1 + self.window_slope * growth)))
-
     def _draw(self) -> GameBatch:
         """Draw a game batch; it is empty if all games drawn are missing."""
         with self._lock:
@@ -173,7 +160,7 @@ class ShufflingChunkPool(Stage):
             ]
             upper += len(source.chunks)
             self._shuffler.extend(upper)
-            self._cut(max(lower, upper - self._window_size(upper)))
+            self._cut(max(lower, upper - self.pool_size))
 
     def _cut(self, lower: int) -> None:
         """Move the start of the window up to a number."""
@@ -185,34 +172,38 @@ class ShufflingChunkPool(Stage):
         # Not the games themselves, which would make the state as large as the pool.
         games = [chunk and (chunk.source, chunk.index, chunk.game_hash) for chunk in self._chunks]
         names = {"scanned": self._is_scanned, "newest": self._newest_file}
-        return {"shuffler": self._shuffler.state(), **names, "games": games}
+        return {**self._shuffler.state(), **names, "games": games}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state and read the files of its window again.
 
         Raises:
             ConfigError: The state names files, but no stage can read them.
+            ValueError: It has no game to draw, or another number of games than draws.
         """
-        self._shuffler.load_state(state["shuffler"])
+        undrawn, games = state["undrawn"], state["games"]
+        if undrawn.shape != (len(games),) or not (undrawn.any() or not games):
+            raise ValueError(f"{undrawn.shape} draws of {len(games)} games")
+        self._shuffler.load_state(state)
         self._is_scanned, self._newest_file = state["scanned"], state["newest"]
-        self._chunks = [None] * len(state["games"])
+        self._chunks = [None] * len(games)
         games_of: dict[str, list[tuple[int, int, bytes]]] = {}
-        for offset, game in enumerate(state["games"]):
+        for offset, game in enumerate(games):
             if game is not None:
                 games_of.setdefault(game[0], []).append((offset, game[1], game[2]))
         reader: Any = next((stage for stage in self.stages if hasattr(stage, "read")), None)
         if games_of and reader is None:
             raise ConfigError("reading the files of a state needs a ChunkSourceLoader")
-        for name, games in games_of.items():
+        for name, known in games_of.items():
             try:
                 chunks = {chunk.index: chunk for chunk in reader.read(name).chunks}
-                if any(index not in chunks or chunks[index].game_hash != known for _, index, known in games):
-                    raise InputError(f"it no longer has the same {len(games):,} games")
+                if any(index not in chunks or chunks[index].game_hash != of for _, index, of in known):
+                    raise InputError(f"it no longer has the same {len(known):,} games")
             except (InputError, OSError) as error:
                 self.count("missing")
                 self._missing.append((printable(name), printable(str(error))))
                 continue
-            for offset, index, _ in games:
+            for offset, index, _ in known:
                 self._chunks[offset] = replace(chunks[index], number=self._shuffler.lower + offset)
         if not any(self._chunks):  # skip the numbers of missing games, so that new ones are drawn at once
             self._cut(self._shuffler.upper)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.live.chunk import Number
 from hexdata.live.stage import Transform, check_number
 from hexdata.order import Permutation, derive_key, uniform_draw
 from hexdata.schema import FULL_WEIGHT
@@ -53,6 +54,7 @@ class ShufflingFrameSampler(Transform):
     prefill: float = 1.0
 
     consumes = produces = "blocks"
+    kept: ClassVar = {"rows": Block, "swapped": Number, "drained": Number}
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -112,11 +114,17 @@ class ShufflingFrameSampler(Transform):
         return {"rows": rows, "swapped": self._swapped, "drained": self._drained}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the rows and counts of a reservoir of this size."""
+        """Restore the rows and counts of a reservoir of this size.
+
+        Raises:
+            ValueError: There are too many rows.
+        """
         self._fields, self._filled = {}, 0
         if state["rows"]:
             self._append(state["rows"])
         self._swapped, self._drained = state["swapped"], state["drained"]
+        if self._drained > self._filled:
+            raise ValueError(f"{self._drained} of {self._filled} rows drained")
 
     def _drain_order(self) -> Permutation:
         return Permutation(self._filled, derive_key(self.seed, "live", "drain", self._swapped))

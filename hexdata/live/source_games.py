@@ -1,16 +1,13 @@
 """Games of one file, as chunks: grouped, named and checked as in ``convert``.
 
-The whole file is held in memory. A training shard, of blocks or of samples, is read as raw batches, from
-which games are extracted as from any other source; its manifest is not used.
+The whole file is held in memory.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +16,6 @@ from hexdata.board import BLUE
 from hexdata.errors import FormatError, Reason
 from hexdata.formats import GAME_FORMATS
 from hexdata.formats.legacy.dialect import with_policy_weights
-from hexdata.formats.source import raw_batch
 from hexdata.games.convention import Convention, convert_values, decide, layout_convention, votes_text
 from hexdata.games.find import find_games, grouping_of, is_mixed, with_game_columns
 from hexdata.games.findings import (
@@ -33,19 +29,8 @@ from hexdata.games.findings import (
     with_findings,
 )
 from hexdata.live.chunk import Chunk
-from hexdata.schema import FULL_WEIGHT, NO_MOVE, NO_TIER, SPLITS, is_legacy_format, is_target
-from hexdata.shards.block_check import check_block
-from hexdata.shards.blocks import (
-    columns_to_block,
-    members_to_block,
-    members_to_policies,
-    null_of,
-    slice_rows,
-)
-from hexdata.shards.format import read_blocks
-
-SHARD: Final = "shard"
-"""Format of a shard, beside those of ``formats``."""
+from hexdata.schema import FULL_WEIGHT, NO_MOVE, NO_TIER, is_legacy_format
+from hexdata.shards.blocks import columns_to_block, members_to_block, slice_rows
 
 
 def extract_games(
@@ -65,7 +50,7 @@ def extract_games(
         name: Name of the file.
         batches: All positions of the file, ``raw_schema(board_size)``, in record order; not empty.
         board_size: Board size n.
-        kind: Format of the file: ``SHARD``, or that of a reader.
+        kind: Format of the file.
         header: Header of the reader.
         default: Value convention of a legacy file where nothing else determines it.
 
@@ -73,7 +58,7 @@ def extract_games(
         FormatError: "value-sense": the values do not show whether 0 or 1 means that
             blue won; "shuffled-without-ids": the positions are mixed and have no ids.
     """
-    is_legacy, mixed = is_legacy_format(kind), kind == SHARD or is_mixed(kind, header)
+    is_legacy, mixed = is_legacy_format(kind), is_mixed(kind, header)
     if is_legacy:
         batches = [with_policy_weights(batch) for batch in batches]
     raw = pa.concat_batches([with_findings(batch, board_size) for batch in batches])
@@ -172,58 +157,3 @@ def _make_chunks(
         flags = tuple(codes[number])
         chunks.append(Chunk(board_size, name, number, hashes[number], flags=flags, **content))
     return chunks
-
-
-# --- shards -------------------------------------------------------------------------------------------
-
-# Both columns are int32, whose numbers from 0 have 31 bits.
-_LINE_BITS: Final = 31
-
-
-def looks_like_shard(path: Path) -> bool:
-    """Return whether a file is a tar archive, as every shard is.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
-    with path.open("rb") as file:
-        return file.read(262)[257:] == b"ustar"  # the field of a tar header that identifies it
-
-
-def shard_split(name: str) -> str | None:
-    """Return the split in a shard's name, as in ``val-000003.tar``; None if the name is not of that form."""
-    match = re.fullmatch(rf"({'|'.join(SPLITS)})-\d{{6,}}\.tar", name.rpartition("/")[2])
-    return match and match[1]
-
-
-def shard_batches(path: Path) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (board size, positions as ``raw_schema``) for each part of a shard, with values in the store's
-    convention.
-
-    The ``game_id`` is stored in ``file_idx`` (the bits above 31) and ``line_idx``.
-
-    Raises:
-        FormatError: "broken-shard": the shard is truncated or damaged, or was not written by hexdata.
-        OSError: The file cannot be read.
-    """
-    record = 0
-    for key, block, _ in read_blocks(path):
-        size, length, game = check_block(block, path, key), len(block["move"]), block["game_id"]
-        targets = [name for name in block if is_target(name)]
-        columns = {
-            "record": np.arange(record, record + length),
-            "value": block["value"].astype(np.float64),
-            "player_to_move": block["player_to_move"],
-            "file_idx": pa.array(game >> _LINE_BITS, mask=game < 0),
-            "line_idx": pa.array(game & (1 << _LINE_BITS) - 1, mask=game < 0),
-        }
-        if "policy_row" in block:
-            has_policy = np.isin(np.arange(length), block["policy_row"])
-            columns["policy"] = members_to_policies(block).to_arrow(has_policy)
-        # The numbers that represent null become nulls again, as in the batches of other formats.
-        for name in ("move", "position_in_game", "total_positions", "value_sample_tier", *targets):
-            null = null_of(name)
-            is_null = np.isnan(block[name]) if np.isnan(null) else block[name] == null
-            columns[name] = pa.array(block[name], mask=is_null)
-        yield size, raw_batch(size, targets, block["board"], columns)
-        record += length

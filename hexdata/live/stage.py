@@ -14,20 +14,16 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from hexdata.checks import check_count
-from hexdata.errors import ConfigError, HexdataError
-from hexdata.live.chunk import SCANNED, KnownFile
+from hexdata.errors import ConfigError, FormatError, HexdataError, Reason
+from hexdata.live.chunk import KnownFile
 
 Result = TypeVar("Result")
-
-Overflow = Literal["block", "drop-new", "keep-newest"]
-"""Action of a full queue: the producer waits ("block"), the new item is dropped ("drop-new"), or the oldest
-item is dropped ("keep-newest")."""
 
 
 class Stopped(Exception):  # noqa: N818 - ends a thread, reports no error
@@ -52,11 +48,25 @@ class Coordinator:
         """Warnings of stages; the trainer's thread issues them when it takes the next item."""
         self.files: dict[str, KnownFile] = {}
         """Known files by name, in the order in which they were found. Part of the state of the pipeline."""
+        self.board_size: int | None = None
+        """Board size of all games: that of the first one. Part of the state of the pipeline."""
         # Acquired directly: Ctrl-C in the Python code of a condition could leave the lock held.
         self._lock = threading.RLock()
         self._conditions: list[threading.Condition] = []
         self._changed = self.new_condition()
         self._process_id = os.getpid()
+
+    def require_size(self, size: int) -> None:
+        """Check that a game has the board size of the earlier ones.
+
+        Raises:
+            FormatError: It has not.
+        """
+        with self._lock:  # only one file can be the first
+            self.board_size = self.board_size or size
+        if size != self.board_size:
+            reason = f"the boards are not of size {self.board_size}, as those of earlier files"
+            raise FormatError(reason, code=Reason.BOARD_SIZE, found=size)
 
     @property
     def in_fork(self) -> bool:
@@ -120,17 +130,13 @@ class Coordinator:
 
 
 class Queue:
-    """Queue of at most ``capacity`` items, for any number of producers and consumers.
-
-    ``SCANNED`` is never dropped, because a stage may wait for it. ``accepted`` and ``dropped`` count items
-    since the start.
+    """Queue of at most ``capacity`` items, for any number of producers, which wait while it is full, and
+    consumers. ``accepted`` counts the items since the start.
     """
 
-    def __init__(self, coordinator: Coordinator, capacity: int, overflow: Overflow = "block") -> None:
+    def __init__(self, coordinator: Coordinator, capacity: int) -> None:
         self.capacity = capacity
-        self.overflow = overflow
         self.accepted = 0
-        self.dropped = 0
         self.items: deque[Any] = deque()
         """Items in the queue, oldest first. Only the methods change it, except before the start."""
         self.changed = coordinator.new_condition()
@@ -145,15 +151,8 @@ class Queue:
 
     def accept(self, item: Any) -> bool | None:
         """Append an item without waiting; return None if the producer has to wait. Needs the lock."""
-        if len(self.items) >= self.capacity and not _is_marker(item):
-            if self.overflow == "block":
-                return None
-            self.dropped += 1
-            # There is only one marker, so the item after it is the oldest that can be dropped.
-            oldest = int(_is_marker(self.items[0]))
-            if self.overflow == "drop-new" or oldest == len(self.items):
-                return True
-            del self.items[oldest]
+        if len(self.items) >= self.capacity:
+            return None
         self.items.append(item)
         self.accepted += 1
         # All, since producers and consumers wait for one condition; one call could wake the wrong thread.
@@ -174,10 +173,6 @@ class Queue:
         if self._is_closed:
             raise InputEnded
         return None
-
-
-def _is_marker(item: object) -> bool:
-    return isinstance(item, str) and item == SCANNED
 
 
 @dataclass
@@ -211,8 +206,9 @@ class Stage(ABC):
     produces: ClassVar[str | None] = None
     """Types of the items that the stage takes and puts: "files", "sources", "games", "blocks" or "batches".
     None is not checked."""
-    kept: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that are the state of the stage, unless it has its own :meth:`state`."""
+    kept: ClassVar[Mapping[str, Any]] = {}
+    """Types of the values that are the state of the stage, by name: of its attributes, unless it has its own
+    :meth:`state`. A state with values of other types is refused."""
 
     source: Queue | None = None
     """Queue before the stage; None for the first one. The pipeline sets it, as it does ``sink``."""
@@ -255,7 +251,11 @@ class Stage(ABC):
         return {name: getattr(self, name) for name in self.kept}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state, before the stage is started."""
+        """Restore a state, whose values have the types of ``kept``, before the stage is started.
+
+        Raises:
+            ValueError: The values do not fit the stage.
+        """
         for name in self.kept:  # no other attribute, whatever is in a state
             setattr(self, name, state[name])
 
@@ -268,9 +268,8 @@ class Stage(ABC):
         starts = [worker.busy_since for worker in self.workers]
         busy = [now - start for start in starts if start is not None]
         seconds = sum(worker.busy_seconds for worker in self.workers) + sum(busy)
-        found = {"out": self.sink.accepted, "dropped": self.sink.dropped}
-        found |= {"queued": len(self.sink.items), "capacity": self.sink.capacity}
-        return {**found, "threads": len(starts), "busy": len(busy), "busy_seconds": seconds, **self.counts}
+        queue = {"out": self.sink.accepted, "queued": len(self.sink.items), "capacity": self.sink.capacity}
+        return {**queue, "threads": len(starts), "busy": len(busy), "busy_seconds": seconds, **self.counts}
 
     def notes(self) -> dict[str, Any]:
         """Return text for people, such as names of bad files and reasons; it can be stored as JSON."""

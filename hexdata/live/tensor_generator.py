@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from hexdata.batch import Batch, BatchOptions, make_batch
 from hexdata.checks import check_choice
+from hexdata.live.chunk import Number
 from hexdata.live.stage import Transform
 from hexdata.schema import board_size_of
 from hexdata.shards.blocks import Block, block_length, join_blocks, slice_rows
@@ -50,7 +51,7 @@ class TensorGenerator(Transform):
 
     consumes = "blocks"
     produces = "batches"
-    kept = ("_batches", "_pending")
+    kept: ClassVar = {"_batches": Number, "_pending": list[Block]}
 
     def __post_init__(self) -> None:
         super().__init__(threads=self.threads)

@@ -23,7 +23,7 @@ from hexdata.live.stage import check_number
 
 _GAME_FIELD: Final = "game_id"
 """The field that identifies the game of each position in a batch."""
-_QUEUE: Final = ("threads", "out", "dropped", "queued", "capacity")
+_QUEUE: Final = ("threads", "out", "queued", "capacity")
 """Metrics of every stage that are reported as they are. Beside them it has ``busy`` and ``busy_seconds``."""
 
 
@@ -57,8 +57,8 @@ class LiveMetrics:
     """
     stages: list[dict[str, Any]]
     """For each stage: its ``name``; its ``threads``, and how many were ``busy`` on average; the items put
-    into the queue behind it ``per_second`` and in total (``out``), those ``dropped`` because it was full,
-    those ``queued`` now, and its ``capacity``; and ``counts``, the stage's own metrics (docs/live.md)."""
+    into the queue behind it ``per_second`` and in total (``out``), those ``queued`` now, and its
+    ``capacity``; and ``counts``, the stage's own metrics (docs/live.md)."""
     notes: dict[str, dict[str, Any]]
     """Text of the stages for people: ``Pipeline.notes``."""
     ended: str | None

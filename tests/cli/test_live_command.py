@@ -123,7 +123,7 @@ def test_wrong_arguments_are_refused(
 
 def test_a_view_fits_every_terminal(directory: Path) -> None:
     facts = LiveMetrics(**last(directory, *SMALL, "--batches", 5))
-    facts.stages[5] |= {"per_second": 1234.5, "busy": 0.75, "queued": 6, "dropped": 12, "counts": {"held": 5}}
+    facts.stages[5] |= {"per_second": 1234.5, "busy": 0.75, "queued": 6, "counts": {"held": 5}}
     facts.notes["FilePathProvider"] = {"unavailable": "/games"}
 
     def drawn(width: int, encoding: str = "utf-8") -> list[str]:
@@ -137,7 +137,7 @@ def test_a_view_fits_every_terminal(directory: Path) -> None:
 
     lines = drawn(90)
     assert lines[0].startswith(r"hexdata live \udce4\x1b[2J  0:00:0")
-    assert "ShufflingFrameSampler  1,234.5    6/4  ━━━━━━━━       12  0.8 of 1" in lines
+    assert "ShufflingFrameSampler  1,234.5    6/4  ━━━━━━━━  0.8 of 1" in lines
     assert "ShufflingFrameSampler: held 5" in lines
     assert "waiting for the missing directory: /games" in lines
     assert any(line.startswith("bad file bad.trmph: no-positions") for line in lines)

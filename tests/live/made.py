@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -171,7 +171,7 @@ class Given(Stage):
             self.next[worker.number] += len(self.workers)
             self.put(worker, [self.items[at]])
 
-    kept = ("next",)
+    kept: ClassVar = {"next": list[int]}
 
 
 class SampleGames(Given):
@@ -213,7 +213,7 @@ class NotAStage:
 
 
 def piped(*stages: Stage, capacity: int = 2) -> Pipeline:
-    return Pipeline(stages, [(capacity, "block")] * len(stages))
+    return Pipeline(stages, [capacity] * len(stages))
 
 
 def rest(pipeline: Pipeline) -> list[Any]:

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -261,6 +262,8 @@ def test_only_complete_regular_files_of_the_patterns_are_read(tmp_path: Path) ->
     for name in (".a.trmph", "b.trmph.tmp", "c.trmph.part", "d.csv", ".hidden/e.trmph"):
         (directory / name).write_text(text_of(1))
     (directory / "empty.trmph").touch()
+    with suppress(OSError):  # a name that is not UTF-8, which some systems refuse
+        (directory / os.fsdecode(b"\xff.trmph")).write_text(text_of(4))
     os.mkfifo(directory / "pipe.trmph")
     (outside / "f.trmph").write_text(text_of(2))
     for name, target in {"link": outside, "other": outside, "loop": directory}.items():
@@ -270,6 +273,8 @@ def test_only_complete_regular_files_of_the_patterns_are_read(tmp_path: Path) ->
         assert reading.names in (["link/f.trmph", SCANNED], ["other/f.trmph", SCANNED])
         (directory / "empty.trmph").write_text(text_of(3))
         reading.until(lambda: reading.games == hashes(2, 3))
+        assert {name for name, _ in reading.loader.notes().get("bad", [])} <= {r"\udcff.trmph"}
+    (directory / os.fsdecode(b"\xff.trmph")).unlink(missing_ok=True)
     with Reading(directory, settle=1000) as reading:  # no file is ever complete
         reading.until(lambda: len(reading.pipeline.coordinator.files) == 2)
         (directory / "empty.trmph").unlink()

@@ -18,11 +18,9 @@ import pytest
 from hexdata.board import replay
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo.games import DemoGame
-from hexdata.export import ExportOptions, export_shards
 from hexdata.formats.trmph import write_trmph
 from hexdata.live import Chunk
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
-from hexdata.shuffle import ShuffleOptions, shuffle_store
 from tests.demo_games import demo_games
 from tests.live.made import N, Row, examples, write_pickle
 
@@ -195,24 +193,6 @@ def test_real_files_of_every_variant_match_convert(tmp_path: Path) -> None:
         assert described(load(path)) == found[path.name, ""], path.name
 
 
-def test_the_games_of_a_shard_are_those_of_its_store(made: tuple[Path, Games]) -> None:
-    """With one shard per split, each contains complete games."""
-    store, found = made[0] / "store", made[1]
-    shuffle_store(store, ShuffleOptions(seed=1))
-    export_shards(store, ExportOptions(workers=1))
-    policies = []
-    for split in ("train", "val", "test"):
-        (path,) = (store / "shards").glob(f"{split}-*.tar")
-        assert load(path, split="train" if split != "train" else "val") == []
-        chunks = load(path, split=split)
-        stored = [game for (_, each), games in found.items() if each == split for game in games]
-        assert sorted(map(rows_of, chunks)) == sorted(rows for _, _, rows in stored)
-        pairs = {(name, tuple(rows)) for name, _, rows in stored}
-        assert {(c.game_hash, tuple(rows_of(c))) for c in chunks if c.moves is not None} <= pairs
-        policies += [c.block["policy"] for c in chunks if c.block is not None and "policy" in c.block]
-    assert np.concatenate(policies) == pytest.approx(np.full((1, N * N), 1 / (N * N)))
-
-
 def test_ambiguous_ids_give_no_game(tmp_path: Path) -> None:
     made = by_id(4)
     made[1][0]["metadata"]["total_positions"] += 1
@@ -233,7 +213,6 @@ def bad_files(folder: Path) -> dict[str, Path]:
         "truncated": good.read_bytes()[: good.stat().st_size // 2],
         "unknown-layout": b"\x00 nothing that is known",
         "no-positions": b"# only a comment\n",
-        "broken-shard": bytes(257) + b"ustar" + bytes(250),
     }
     good.unlink()
     paths = {code: folder / f"{code}.bad" for code in [*contents, "gone", "board-size", "too-large"]}

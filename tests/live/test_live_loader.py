@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import io
 import math
-import os
+import operator
 import pickle
 import re
 import threading
 import zlib
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
@@ -26,9 +29,9 @@ from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.live import LiveLoader, LiveOptions, StageOptions, load_live_config
 from hexdata.live.chunk import PLY_STRIDE
 from hexdata.live.options import STAGES
-from hexdata.live.pipeline import decode_state, encode_state
+from hexdata.live.state import decode_state, encode_state
 from hexdata.live.trial import same_game_pairs
-from tests.live.made import N, move_chunks, text_of
+from tests.live.made import N, examples, move_chunks, text_of, until, write_pickle
 
 if TYPE_CHECKING:
     from tests.conftest import DemoTrmph
@@ -150,7 +153,7 @@ def test_the_config_of_the_repository_has_all_options_with_their_defaults() -> N
         ("[ChunkUnpackr]", ["'ChunkUnpackr'", "'ChunkUnpacker'"]),
         ("[ChunkUnpacker]\npositions_per_gam = 4", ["[ChunkUnpacker]", "'positions_per_game'"]),
         ("[ChunkUnpacker]\ncapacity = 0", ["[ChunkUnpacker]", "capacity"]),
-        ('[ChunkUnpacker]\noverflow = "burst"', ["[ChunkUnpacker]", "'burst'"]),
+        ('[ChunkUnpacker]\ncapacity = "burst"', ["[ChunkUnpacker]", "'burst'"]),
         ("[ChunkRelabeller]\nrelabl = 'a:b'", ["[ChunkRelabeller]", "'relabl'"]),
         ("[batch]\nplane = 3", ["[batch]", "'planes'"]),
         *((f"{name} = 0.5", [name]) for name in ("seed", "pool_size", "reservoir", "batch_size", "watch")),
@@ -216,8 +219,6 @@ class Weights(pickle.Unpickler):
 def test_resuming_with_files_gives_the_same_bytes(tmp_path: Path, demo_trmph: DemoTrmph) -> None:
     """The state is stored with pickle protocol 2, as ``torch.save`` does, and loaded without classes."""
     demo_trmph(tmp_path, games=60, files=5)
-    with suppress(OSError):  # a name that is not UTF-8, which some systems refuse
-        min(tmp_path.iterdir()).rename(tmp_path / os.fsdecode(b"\\udcff \xff.trmph"))
     options = LiveOptions(seed=4, pool_size=50, reservoir=300, batch_size=64, watch=False)
     options = options.with_stage("ChunkUnpacker", positions_per_game=5)
     options = options.with_stage("ShufflingChunkPool", passes=6, game_batch_size=7)
@@ -295,6 +296,59 @@ def test_invalid_states_are_refused() -> None:
     for none in (None, {}, [], {"version": 1}, {**state, "what": 1}, {**state, "delivered": "1"}):
         with pytest.raises(ConfigError, match=r"not the state of a live loader|delivered"):
             loader.load_state_dict(none)  # type: ignore[arg-type]
+
+
+def parts_of(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each value in a decoded state, with the first item of each list."""
+    inside = (
+        value.items() if isinstance(value, dict) else enumerate(value[:1] if isinstance(value, list) else ())
+    )
+    for key, part in inside:
+        yield (*at, key)
+        yield from parts_of(part, (*at, key))
+
+
+def forged(value: Any) -> list[Any]:
+    """Return other values of the same and of another type."""
+    if isinstance(value, np.ndarray):
+        return [
+            value[:-1],
+            value[None],
+            value.astype(np.float64),
+            ~value if value.dtype.kind in "bu" else -value,
+        ]
+    return (
+        [-1, 1 << 61, "x\0"]
+        if isinstance(value, int)
+        else [{}, 3, value * 2 if isinstance(value, list) else None]
+    )
+
+
+def test_a_forged_state_is_refused_when_it_is_read_or_continues(tmp_path: Path) -> None:
+    """No stage fails while it runs, whatever a state contains whose checksum is right."""
+    (tmp_path / "a.trmph").write_text(text_of(*range(9)))
+    rows = examples(make_game(9, 1, N), (0, 1)) * 2
+    rows[2]["policy"] = np.full(N * N, 1 / N**2, np.float32)
+    write_pickle(tmp_path / "b.pkl.gz", rows[: len(rows) // 2])
+    options = LiveOptions(pool_size=9, reservoir=150, batch_size=16, watch=False, split=None)
+    options = options.with_stage("ShufflingChunkPool", game_batch_size=3)
+    with LiveLoader(tmp_path, config=options) as loader:
+        next(iter(loader))
+        until(lambda: all(found["queued"] for found in list(loader.metrics().values())[2:]))
+        state = loader.state_dict()
+    saved, outcomes = decode_state(state["pipeline"]), Counter[str]()
+    for *path, last in parts_of(saved):
+        for value in forged(functools.reduce(operator.getitem, (*path, last), saved)):
+            other = copy.deepcopy(saved)
+            functools.reduce(operator.getitem, path, other)[last] = value
+            with LiveLoader(tmp_path, config=options) as loader:
+                try:
+                    loader.load_state_dict({**state, "pipeline": encode_state(other)})
+                except StoreError:
+                    outcomes["refused"] += 1
+                else:
+                    outcomes["continued"] += len(list(islice(loader, 2))) > 0
+    assert min(outcomes["refused"], outcomes["continued"]) > 9
 
 
 # --- shutdown ---------------------------------------------------------------------------------------------

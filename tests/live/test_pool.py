@@ -14,8 +14,9 @@ import pytest
 
 from hexdata.errors import FormatError
 from hexdata.live.chunk import SCANNED, Chunk, ChunkSource
-from hexdata.live.pipeline import Pipeline, decode_state
+from hexdata.live.pipeline import Pipeline
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
+from hexdata.live.state import decode_state
 from tests.live.made import TIMEOUT, Given, piped, rest, until
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
@@ -145,14 +146,3 @@ def test_games_are_not_drawn_more_often_than_reuse_allows(make: Make) -> None:
         pipeline.start()
         drawn = Counter(chain(*map(numbers, rest(pipeline))))
     assert drawn == dict.fromkeys(range(4, 8), 4), "8 games have entered, 4 are in the window"
-
-
-@pytest.mark.parametrize(
-    ("size", "files", "expected"),
-    [(200, 50, int(20 * (1 + 0.4 * (25**0.75 - 1) / 0.75))), (60, 50, 60), (60, 2, 20), (60, 4, 27)],
-)
-def test_the_window_grows_by_the_formula_of_katago(make: Make, size: int, files: int, expected: int) -> None:
-    with make([10] * files + [None], ends=False, pool_size=size, window_start=20) as pipeline:
-        pipeline.start()
-        until(lambda: pool(pipeline)["entered"] == 10 * files)
-        assert pool(pipeline)["entered"] - pool(pipeline)["evicted"] == expected

@@ -23,10 +23,10 @@ from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from hexdata.live.chunk_unpacker import ChunkUnpacker
 from hexdata.live.chunk_validator import INVALID_FLAGS, ChunkValidator
 from hexdata.live.file_path_provider import FilePathProvider
-from hexdata.live.pipeline import decode_state, encode_state
 from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool, StreamShuffler
 from hexdata.live.shuffling_frame_sampler import ShufflingFrameSampler
 from hexdata.live.stage import Transform
+from hexdata.live.state import decode_state, encode_state
 from hexdata.live.tensor_generator import TensorGenerator
 from hexdata.order import derive_key, uniform_draw
 from hexdata.shards.blocks import Block, block_fields, join_blocks, slice_rows
@@ -149,14 +149,12 @@ DRAWS = {"seed": 1, "pool_size": 4}
         *((FilePathProvider, each) for each in ({"settle": 0}, {"settle": "1"}, {"newest_files": -1})),
         *((ChunkSourceLoader, {name: 0}) for name in ("board_size", "max_positions")),
         (ChunkSourceLoader, {"value_convention": "red"}),
-        *((ShufflingChunkPool, {name: 0} | DRAWS) for name in ("game_batch_size", "passes", "window_slope")),
-        *((ShufflingChunkPool, {name: 5} | DRAWS) for name in ("min_chunks", "window_start")),
+        *((ShufflingChunkPool, {name: 0} | DRAWS) for name in ("game_batch_size", "passes")),
+        (ShufflingChunkPool, {"min_chunks": 5} | DRAWS),
         *((ShufflingChunkPool, {"reuse": each} | DRAWS) for each in (0, float("nan"), "8")),
-        (ShufflingChunkPool, {"window_exponent": 1.5} | DRAWS),
         *((ChunkValidator, {"flags": each}) for each in (["no-chains"], "no-chain", "", 5)),
         *((ChunkValidator, each) for each in ({"min_positions": 0}, {"max_positions": 0}, {"threads": 0})),
         *((ChunkRelabeller, {"relabel": each}) for each in ("nowhere.at.all:f", "os:no_such", "", 5)),
-        *((ChunkUnpacker, {"position_sampling_rate": each} | DRAWS) for each in (1.01, True)),
         (ChunkUnpacker, {"positions_per_game": 0} | DRAWS),
         *((ShufflingFrameSampler, {"prefill": each, "seed": 0}) for each in (1.1, -0.1, True)),
         (generator, {"remainder": "pad"}),
@@ -256,7 +254,7 @@ DENSE = np.full((6, CELLS), 1 / CELLS)
         *(Targets(value=np.full(6, each)) for each in (np.nan, 1e300, 1.01, -0.01)),
         *(Targets(policy=each) for each in (DENSE[:, 1:], DENSE[:2], DENSE * 2, np.full((6, CELLS), np.inf))),
         Targets(policy=np.where(np.arange(CELLS) < 2, [2, -1] + [0] * 23, 0.0) + DENSE * 0),
-        *(Targets(policy=DENSE[:2], rows=rows) for rows in ([0, 1, 2], [1, 0], [1, 1], [0, 6], [-1, 0])),
+        *(Targets(policy=DENSE[:2], rows=rows) for rows in ([0, 1, 2], [1, 1], [0, 6], [-1, 0])),
     ],
 )
 def test_an_error_about_invalid_targets_names_the_game(targets: Any) -> None:
@@ -317,19 +315,6 @@ def test_unused_positions_are_drawn_first(
                 assert fresh <= own
                 used[number] = own - fresh
         assert set(drawn.values()) <= {1}
-
-
-@pytest.mark.parametrize("rate", [0.07, 0.5, 0.93])
-def test_a_rate_is_met_on_average_within_one_position(rate: float) -> None:
-    chunks = tuple(replace(block_chunk(0, 9), number=number) for number in range(400))
-    stage = unpacker(position_sampling_rate=rate, pool_size=400)
-    total = 0
-    for _ in range(5):
-        counts = Counter(identity // PLY_STRIDE for identity in ids_of(stage.process(chunks)))
-        assert {counts[number] for number in range(400)} <= {int(9 * rate), int(9 * rate) + 1}
-        total += counts.total()
-    share = 9 * rate % 1
-    assert abs(total - 2000 * 9 * rate) < 5 * (2000 * share * (1 - share)) ** 0.5
 
 
 # --- the sampler ------------------------------------------------------------------------------------------
