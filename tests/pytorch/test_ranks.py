@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -23,12 +19,8 @@ from hexdata.errors import ConfigError
 from hexdata.loader import Mixture
 from hexdata.torch import DeviceLoader, LoaderDataset, TorchLoader
 from hexdata.webdataset import LoaderPipeline
-from tests.pairs import FULL
 
-ROOT = Path(__file__).parents[2]
 WORLD = 2
-TIMEOUT = 300
-"""Seconds after which a process is assumed to hang."""
 CreateGroup = Callable[[int], None]
 
 
@@ -104,26 +96,3 @@ def test_a_group_after_the_first_iteration_is_refused(
     create_group(0)
     with pytest.raises(ConfigError, match="after the first iteration"):
         next(iter(loader))
-
-
-@pytest.mark.parametrize("way", ["DataModule", "DataLoader"] if FULL else ["DataModule"])
-def test_lightning_trains_on_two_devices(way: str, trmph_store: Path, tmp_path: Path) -> None:
-    """The trainer starts a second process and creates the process group in ``fit``."""
-    pytest.importorskip("pytorch_lightning")
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    script = [str(Path(__file__).with_name("train_lightning.py")), str(trmph_store), str(tmp_path), way]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", *script],
-        env=os.environ | {"PYTHONPATH": paths},
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]
-    assert len(ranks[0]) == len(ranks[1])
-    positions = make_loader(trmph_store).positions
-    for epoch in range(2):
-        ids = [each for steps in ranks for number, batch in steps if number == epoch for each in batch]
-        assert len(ids) == len({*ids}) == positions
