@@ -163,7 +163,15 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
     with_policies = any(shuffle["policies"].values())
     fields = block_fields(manifest.board_size, with_policies, manifest.targets_of("shuffled"))
     # Before the shards are written, which takes long for a large store.
-    _check_manifest_size(store.path, options, [*map(len, buckets.values())])
+    shard_count, blocks = (
+        sum(-(-len(rows) // size) for rows in buckets.values())
+        for size in (options.shard_size, options.block_size)
+    )
+    # Beside the offset of each block, 20 entries are more than the name, digest and counts of a shard need.
+    if shard_count * 20 + blocks > _MAX_ENTRIES:
+        reason, hint = "the manifest of the shards would be too large", "Use larger blocks and shards."
+        found = f"{shard_count:,} shards with {blocks:,} blocks in all"
+        raise ConfigError(reason, path=store.path, found=found, hint=hint)
     files, readers = _plan_shards(store, options, buckets, with_policies)
     published: dict[str, ShardEntry] = {}
     if run.damage is not None and f"shards/{MANIFEST_NAME}" not in run.damage:
@@ -290,25 +298,6 @@ def _write_shard(
             writer.write_block(key, block)
         writer.close()
         return writer.entry(path.name, file.sha256)
-
-
-def _check_manifest_size(path: AnyPath, options: ExportOptions, rows: Sequence[int]) -> None:
-    """Check that readers will accept the manifest of the shards, which has an offset per block.
-
-    Args:
-        path: Path of the store.
-        options: Options of the export.
-        rows: Number of rows of each split.
-
-    Raises:
-        ConfigError: It would be too large.
-    """
-    shards, blocks = (sum(-(-n // size) for n in rows) for size in (options.shard_size, options.block_size))
-    # Beside the offsets, 20 entries are more than the name, digest and counts of a shard need.
-    if shards * 20 + blocks > _MAX_ENTRIES:
-        reason, hint = "the manifest of the shards would be too large", "Use larger blocks and shards."
-        found = f"{shards:,} shards with {blocks:,} blocks in all"
-        raise ConfigError(reason, path=path, found=found, hint=hint)
 
 
 def _policy_memory(splits: Collection[ParquetRows], block_size: int) -> int:

@@ -120,18 +120,11 @@ class ShardManifest(Model, frozen=True, dict=True, kw_only=True):
     @functools.cached_property
     def digest(self) -> str:
         """Identity of the shards: SHA-256 of the canonical JSON of all other values."""
-        return _digest(self._facts())
+        return _digest(asdict(self))
 
     def dumps(self) -> bytes:
         """Return the bytes of manifest.json: compact JSON, as it has one offset per block."""
-        return msgspec.json.encode({**self._facts(), "digest": self.digest}) + b"\n"
-
-    def _facts(self) -> dict[str, Any]:
-        splits = {
-            split: {"positions": self.positions(split), "shards": shards}
-            for split, shards in self.splits.items()
-        }
-        return asdict(self) | {"splits": splits}
+        return msgspec.json.encode({**asdict(self), "digest": self.digest}) + b"\n"
 
     @classmethod
     def load(cls, folder: str | AnyPath) -> ShardManifest:
@@ -169,20 +162,7 @@ class ShardManifest(Model, frozen=True, dict=True, kw_only=True):
         versions = {"version": MANIFEST_VERSION, "schema_version": SCHEMA_VERSION}
         # Versions and digest before types: another version may have other types, and an altered file any.
         check_identity(facts, where, _digest, versions, what=what, hint=hint)
-        splits = as_model(dict[str, _Split], facts["splits"], where, what=what, hint=hint)
-        facts["splits"] = {name: each.shards for name, each in splits.items()}
         return as_model(cls, facts, where, what=what, hint=hint)
-
-
-class _Split(Model, frozen=True):
-    """A split in the file."""
-
-    positions: Count
-    shards: tuple[ShardEntry, ...]
-
-    def __post_init__(self) -> None:
-        if self.positions != sum(shard.positions for shard in self.shards):
-            raise ValueError("positions that are not the sum of those of the shards")
 
 
 def _digest(facts: dict[str, Any]) -> str:

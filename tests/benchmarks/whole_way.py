@@ -101,8 +101,7 @@ def check_shards(store: Path, examples: list[list[Any]], sources: list[int]) -> 
     key = derive_key(manifest["seed"], "shuffle")
     seen = np.zeros(int(begins[-1]), bool)
     compared = 0
-    for entries in manifest["splits"].values():
-        shards = entries["shards"]
+    for shards in manifest["splits"].values():
         sampled = set(np.linspace(0, len(shards) - 1, SAMPLED_SHARDS).astype(int).tolist())
         last = -1
         for number, shard in enumerate(shards):

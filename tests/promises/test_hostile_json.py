@@ -101,10 +101,10 @@ FILES = {
     "shard manifest": JsonFile(
         "store/shards/manifest.json",
         lambda folder: Loader(folder / "store" / "shards", mode="exact", batch_size=4),
-        ("splits", "train", "shards", 0, "bytes"),
+        ("splits", "train", 0, "bytes"),
         ("version", "schema_version", "board_size", "block_size", "fields", "splits", "digest"),
-        ("splits", "train", "shards", 0, "name"),
-        ("splits", "train", "shards", 0),
+        ("splits", "train", 0, "name"),
+        ("splits", "train", 0),
         unrecognised=("without block_size", "only a list", "only null", "only an object"),
     ),
     "ledger": JsonFile(
