@@ -141,8 +141,10 @@ class BlockReader:
             states.append(sha256.copy())
             sha256.update(data)
 
+        # Without an end the source is read to its own, so that bytes after the listed ones are found.
+        until = None if end == count else starts[-1]
         with (
-            self._source.open(entry.name, starts[0], starts[-1], size=entry.bytes) as stream,
+            self._source.open(entry.name, starts[0], until, size=entry.bytes) as stream,
             # Hashing takes a tenth of the time, and does not need Python's lock.
             ThreadPoolExecutor(1, "hexdata-sha256") as hashing,
         ):

@@ -105,14 +105,14 @@ class ShardSource:
             start: Offset of the first byte. Sources that can seek do not read the bytes before it.
             stop: Offset at which the caller stops reading; None for the end of the file (default). A hint for
                 sources that request ranges: the stream may continue after it.
-            size: Expected size of the whole file, which only folders state in advance. Default None: any.
+            size: Expected size of the whole file, if the source states it in advance. Default None: any.
 
         Raises:
             StoreError: The file is missing, has another size, or cannot be opened.
         """
         folder = self.folder
         if folder is None and str(self.location).startswith(_WEB):
-            return _WebFile(self, name, start, self._url(name), stop)
+            return _WebFile(self, name, start, self._url(name), stop, size)
         if folder is None:
             # Names come from a manifest, which may be a stranger's:
             # quoted, they cannot be part of the command.
@@ -369,14 +369,17 @@ class _Command(_SlowFile):
 class _WebFile(_SlowFile):
     """A file on a web server, over one or more connections.
 
-    A part is requested with a Range header, which a server may ignore. A broken connection is resumed at the
-    byte where it broke.
+    A part is requested with a Range header, which a server may ignore or refuse. A broken connection is
+    resumed at the byte where it broke.
     """
 
-    def __init__(self, source: ShardSource, name: str, start: int, url: str, stop: int | None) -> None:
+    def __init__(
+        self, source: ShardSource, name: str, start: int, url: str, stop: int | None, size: int | None
+    ) -> None:
         super().__init__(source, name, start, None)
-        self._url = url
-        self._stop = stop
+        self._url, self._stop, self._size = url, stop, size
+        self._ranges = True
+        """Whether parts are requested; False after such a request was refused."""
 
     def _receive(self, size: int) -> bytes:
         return _RETRY.call(partial(self._attempt, size), is_temporary=_is_temporary)
@@ -391,7 +394,10 @@ class _WebFile(_SlowFile):
             error.close()  # it holds the connection of the refused request
             if error.code in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
                 raise FileNotFoundError from None
-            raise
+            if self._range is None or _is_temporary(error):
+                raise
+            self._ranges = False
+            return self._attempt(size)
         except BaseException:
             self.close()
             raise
@@ -404,18 +410,27 @@ class _WebFile(_SlowFile):
             raise ConnectionError(f"the connection ended at byte {self._at}")
         return data
 
+    @property
+    def _range(self) -> str | None:
+        """The bytes to request; None for a whole file, which needs no range."""
+        if not self._ranges or (not self._offset and self._stop is None):
+            return None
+        return f"bytes={self._offset}-{'' if self._stop is None else self._stop - 1}"
+
     def _connect(self) -> HTTPResponse:
         """Request the bytes from the current offset on, and return the response."""
         # Not compressed: offsets and sizes are those of the file.
-        headers = {"Accept-Encoding": "identity"}
-        # A whole file needs no range, which a server may not support.
-        if self._offset or self._stop is not None:
-            headers["Range"] = f"bytes={self._offset}-{'' if self._stop is None else self._stop - 1}"
+        headers = {"Accept-Encoding": "identity"} | ({"Range": self._range} if self._range else {})
         request = Request(self._url, headers=headers)  # noqa: S310 - ``make_source`` has checked the scheme
         response: HTTPResponse = build_opener(_Redirects).open(request, timeout=_TIMEOUT)
         self._file = response  # which is closed after an error
-        sent = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
-        self._at = int(sent[1]) if sent and response.status == HTTPStatus.PARTIAL_CONTENT else 0
+        sent = re.match(r"bytes (\d+)-\d+/(\d*)", response.headers.get("Content-Range", ""))
+        if sent and response.status == HTTPStatus.PARTIAL_CONTENT:
+            self._at, total = int(sent[1]), sent[2] and int(sent[2])
+        else:
+            self._at, total = 0, response.length
+        if total and total != (self._size or total):
+            raise altered_shard_error(self._source.address(self._name), f"{total} bytes", self._size)
         # Earlier bytes can be dropped, missing ones not be made up.
         if self._at > self._offset:
             raise HTTPException(f"byte {self._offset} was requested, the response starts at {self._at}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from contextlib import nullcontext
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,11 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
-from hexdata.errors import ConfigError, StoreError
+from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.loader import Loader
 from hexdata.retry import RetryPolicy
 from hexdata.shards import sources
-from hexdata.shards.reader import load_manifest
+from hexdata.shards.manifest import ShardManifest
+from hexdata.shards.reader import BlockReader, load_manifest
 from hexdata.shards.sources import ShardSource, make_source
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
@@ -28,7 +30,8 @@ class FileServer(ThreadingHTTPServer):
     """Serves one folder, with faults on request.
 
     Attributes:
-        ranges: Whether Range headers are supported.
+        ranges: Whether Range headers are supported: True, False (ignored), or None (refused).
+        lengths: Whether responses have a Content-Length.
         statuses: Statuses of the next responses, instead of a file.
         cuts: Number of bytes after which each of the next responses breaks off.
         requests: Name and Range header of each request.
@@ -37,7 +40,7 @@ class FileServer(ThreadingHTTPServer):
     def __init__(self, folder):
         super().__init__(("127.0.0.1", 0), Handler)
         self.folder, self.url = folder, f"http://127.0.0.1:{self.server_port}"
-        self.ranges, self.statuses, self.cuts, self.requests = True, [], [], []
+        self.ranges, self.lengths, self.statuses, self.cuts, self.requests = True, True, [], [], []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -49,6 +52,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_error(self.server.statuses.pop(0))
         if not path.is_file():
             return self.send_error(404)
+        if header and self.server.ranges is None:
+            return self.send_error(400)
         data = path.read_bytes()
         part = re.fullmatch(r"bytes=(\d+)-(\d*)", header or "") if self.server.ranges else None
         if part:
@@ -58,7 +63,8 @@ class Handler(BaseHTTPRequestHandler):
             data = data[start:stop]
         else:
             self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
+        if self.server.lengths:
+            self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         try:
             self.wfile.write(data[: self.server.cuts.pop(0) if self.server.cuts else None])
@@ -139,9 +145,9 @@ PARTS = {
 """Parts of the file, and the header that requests each."""
 
 
-@pytest.mark.parametrize("kind", ["folder", "http", "http without ranges", "pipe", "s3"])
+@pytest.mark.parametrize("kind", ["folder", "http", "http without ranges", "http, refused", "pipe", "s3"])
 def test_every_source_returns_the_requested_bytes(folder, server, kind, request):
-    server.ranges = kind == "http"
+    server.ranges = None if kind == "http, refused" else kind == "http"
     locations = {"folder": folder, "pipe": f"pipe:cat {folder}/{{name}}"}
     if kind == "s3":
         bucket, store = (request.getfixturevalue(name) for name in ("bucket", "object_store"))
@@ -205,6 +211,23 @@ def test_requests_are_repeated_if_the_server_is_busy_but_not_if_it_refuses(serve
         with pytest.raises(StoreError, match=f"cannot be read; found HTTP Error {statuses[0]}"):
             read(make_source(server.url))
         assert len(server.requests) == requests
+
+
+@pytest.mark.parametrize("lengths", [True, False])
+def test_other_bytes_than_the_manifest_lists_are_refused_without_a_cache(make_shards, serve, lengths):
+    """A page of another program, or a shard to which bytes were appended."""
+    folder = make_shards(train=20)
+    server, path = serve(folder.path), folder.path / "train-000000.tar"
+    server.lengths, data = lengths, path.read_bytes()
+    for other in (data + bytes(10_240), b"<html>Sign in</html>", data):
+        path.write_bytes(other)
+        reader = BlockReader(make_source(server.url), ShardManifest.load(folder.path), "train", ["move"])
+        for blocks in ((0, None), (1, 2), (0, 1)):  # a part is read again with a Range header
+            with nullcontext() if other is data else pytest.raises(HexdataError, match=re.escape(path.name)):
+                list(reader.read(0, *blocks))
+    path.write_bytes(data + bytes(10_240))
+    with pytest.raises(StoreError, match=re.escape(path.name)):
+        list(reader.read(0, 0, 1))
 
 
 # --- commands -----------------------------------------------------------------------------------------
