@@ -42,7 +42,8 @@ class StageInfo:
         missing: Files that are missing or have another size, and damaged files of the tables.
         lineage: Entry of the stage in the manifest, with the number of removed buckets as ``removed``; empty
             if it has not run.
-        digest: SHA-256 over the names and digests of its files.
+        digest: SHA-256 over the names and digests of its files; of shards, that of their manifest, which is
+            in the states of loaders, too.
         last: The last run in the journal; None if there is none.
     """
 
@@ -201,7 +202,7 @@ def _stage(store: Store, stage: str, missing: list[str], last: JournalEntry | No
         command=stage_command(stage, lineage, store.path) if lineage else None,
         missing=missing,
         lineage=lineage | ({"removed": len(lineage["removed"])} if "removed" in lineage else {}),
-        digest=store.manifest.digest(*STAGES[stage]),
+        digest=lineage.get("digest") or store.manifest.digest(*STAGES[stage]),
         last=last if lineage else None,
     )
 

@@ -9,12 +9,15 @@ import pytest
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.export import ExportOptions, export_shards
 from hexdata.info import StoreInfo, store_info
+from hexdata.loader import Loader
+from hexdata.shards.manifest import ShardManifest
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from tests.conftest import CopyStore
 from tests.kit.command_line import hexdata_run
 
 ALL = ConvertOptions(workers=1, val=0.0, test=0.0)
+EXPORT = ExportOptions(workers=1, shard_size=1024, block_size=256)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +27,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "games.trmph").write_text("#5,a1b2c3d4e5 b\n")
     convert_sources(folder / "games.trmph", folder / "store", ALL)
     shuffle_store(folder / "store", ShuffleOptions(seed=3, buckets=2, threads=1))
-    export_shards(folder / "store", ExportOptions(workers=1, shard_size=1024, block_size=256))
+    export_shards(folder / "store", EXPORT)
     return folder / "store"
 
 
@@ -65,8 +68,16 @@ def test_a_converted_store(trmph_store: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_stages_of_an_exported_store(exported: Path) -> None:
     facts = store_info(exported)
     assert states(facts) == {"convert": "complete", "shuffle": "complete", "export": "complete"}
-    shuffle = facts.stages[1]
+    shuffle, export = facts.stages[1:3]
     assert shuffle.positions == 6
+    # One digest identifies an export, wherever it is named.
+    again, shards = export_shards(exported, EXPORT), ShardManifest.load(exported / "shards")
+    assert (
+        export.digest
+        == again.digest
+        == shards.digest
+        == Loader(exported, batch_size=2).state_dict()["digest"]
+    )
     assert shuffle.bytes == sum(file.stat().st_size for file in exported.glob("shuffled/*/*"))
     assert commands(facts) == ['Loader("STORE")', "hexdata browse STORE", "hexdata verify STORE"]
 
