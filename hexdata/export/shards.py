@@ -28,7 +28,7 @@ from hexdata.storage import AnyPath, storage_of
 from hexdata.storage.errors import VERIFY_HINT
 from hexdata.store import Store
 from hexdata.store.files import write_bytes
-from hexdata.store.integrity import find_damage, rebuild_command, require_buckets, require_intact
+from hexdata.store.integrity import find_damage, require_intact
 from hexdata.store.parquet import ROW_GROUP_ROWS, ParquetRows, open_parquet, read_rows, regroup
 
 _MAX_ENTRIES: Final = 3_900_000
@@ -181,11 +181,11 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
     # Decides what is written, and so which of the buckets must still exist.
     missing = run.resume(files, published)
     if manifest.removed_buckets:
-        # Nothing of an export and no buckets: the message then says to
-        # shuffle again, not to repair single files.
-        if not run.resumed and not storage_of(store.path / "shuffled").exists():
-            require_buckets(store)
-        _check_left_buckets(store, {name: readers[name] for name in missing}, run.progress)
+        # An interrupted run has begun to remove them, and a missing shard may need a removed one.
+        needed = {name: manifest.removed_buckets[name] for shard in missing for name in readers[shard]}
+        for error in find_damage(store, needed, progress=run.progress).values():
+            error.reason += f", and {missing[0]} must be written"
+            raise error
     # An interrupted run that has begun to remove the buckets is continued.
     frees, removed = options.free_buckets or bool(manifest.removed_buckets), 0
 
@@ -317,26 +317,6 @@ def _policy_memory(splits: Collection[ParquetRows], block_size: int) -> int:
     cells = values / 2 / sum(group.num_rows for group in groups)
     rows = min(ROW_GROUP_ROWS, sum(map(len, splits)))
     return int(6 * cells * (5 * rows + 6 * min(block_size, max(map(len, splits)))))
-
-
-def _check_left_buckets(store: Store, readers: Mapping[str, Sequence[str]], progress: Progress) -> None:
-    """Check the buckets of the missing shards, after an interrupted run has begun to remove buckets.
-
-    Args:
-        store: The store.
-        readers: For each missing shard, the buckets that it contains rows of.
-        progress: Advanced while buckets are hashed.
-
-    Raises:
-        StoreError: A bucket is damaged, or was removed.
-    """
-    removed = store.manifest.removed_buckets
-    needed = {bucket: removed[bucket] for buckets in readers.values() for bucket in buckets}
-    for bucket, error in find_damage(store, needed, progress=progress).items():
-        shard = next(name for name, buckets in readers.items() if bucket in buckets)
-        reason = "this file must be written, but `hexdata export --free-buckets` has removed its buckets"
-        hint = f"Run `{rebuild_command(store, bucket)}`, and then this command. Undamaged shards are kept."
-        raise StoreError(reason, path=store.path / shard, found=f"{bucket}: {error.reason}", hint=hint)
 
 
 def _remove_buckets(store: Store, needed: Collection[str] = ()) -> int:

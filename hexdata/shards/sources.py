@@ -13,6 +13,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -264,12 +265,10 @@ def find_source(location: str | AnyPath) -> ShardSource | Store:
     """
     source = make_source(location)
     folder = source.folder
-    if folder is None:
+    # A location may be a store, whose shards are in a folder of it, or the folder of the shards itself.
+    if folder is None or (kind := manifest_kind(folder)) == "shards":
         return source
-    # A location may be a store, whose shards are in this folder, or the folder of the shards itself.
-    shards, kind = make_source(folder / "shards"), manifest_kind(folder)
-    if kind == "shards":
-        return source
+    shards = make_source(folder / "shards")
     # A damaged store stays an error, even if its shards could be read.
     if kind != "store" and manifest_kind(folder / "shards") == "shards":
         return shards  # the tables of the store were not copied
@@ -315,24 +314,22 @@ class _SlowFile(ByteStream):
         Raises:
             _TooSlowError: Reading has taken too long.
         """
-        results: list[bytes | BaseException] = []
+        result: Future[bytes] = Future()
 
         def run() -> None:
             try:
-                results.append(read(size))
+                result.set_result(read(size))
             except BaseException as error:  # noqa: BLE001 - raised in the other thread
-                results.append(error)
+                result.set_exception(error)
 
-        begun, thread = time.monotonic(), Thread(target=run, daemon=True)
-        thread.start()
+        begun = time.monotonic()
+        Thread(target=run, daemon=True).start()
         # The time for all bytes so far, less what was spent waiting.
-        thread.join(_WAIT + self._received / _BYTES_PER_SECOND - self._waited)
+        wait([result], _WAIT + self._received / _BYTES_PER_SECOND - self._waited)
         self._waited += time.monotonic() - begun
-        if not results:
+        if not result.done():
             raise _TooSlowError(f"only {self._received:,} bytes in {self._waited:.0f} s")
-        (data,) = results
-        if isinstance(data, BaseException):
-            raise data
+        data = result.result()
         self._received += len(data)
         return data
 

@@ -86,7 +86,7 @@ def test_other_options_after_an_interruption_lose_nothing(made, copy_store, stor
     store = copy_store(made[0])
     with pytest.raises(KeyboardInterrupt):
         export_shards(store, FREE, Watch(store, stop=4))
-    with pytest.raises(StoreError, match=r"must be written, but .* has removed its buckets.*hexdata shuffle"):
+    with pytest.raises(StoreError, match=r"missing, and .* must be written.*hexdata shuffle"):
         export_shards(store, ExportOptions(**SIZES | {"shard_size": 192}, free_buckets=True))
     assert export_shards(store, FREE).resumed > 0
     assert store_bytes(store) == store_bytes(made[2])
@@ -100,7 +100,7 @@ def test_a_damaged_shard_needs_the_shuffle_again(made, copy_store, store_bytes, 
             export_shards(store, FREE, Watch(store, stop=4))
     with (store / "shards" / "train-000000.tar").open("ab") as file:
         file.write(b"x")
-    message = r"train-000000.tar.*removed its buckets.*--seed 7 --buckets 5.*Undamaged shards are kept"
+    message = r"missing, and .*train-000000.tar must be written.*--seed 7 --buckets 5"
     with pytest.raises(StoreError, match=message):
         export_shards(store, FREE)
     inode = partial((store / "shards" / "train-000001.tar").stat)
