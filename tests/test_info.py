@@ -10,7 +10,8 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.export import ExportOptions, export_shards
 from hexdata.info import StoreInfo, store_info
 from hexdata.loader import Loader
-from hexdata.shards.manifest import ShardManifest
+from hexdata.shards.reader import load_manifest
+from hexdata.shards.sources import make_source
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from tests.conftest import CopyStore
@@ -71,7 +72,7 @@ def test_the_stages_of_an_exported_store(exported: Path) -> None:
     shuffle, export = facts.stages[1:3]
     assert shuffle.positions == 6
     # One digest identifies an export, wherever it is named.
-    again, shards = export_shards(exported, EXPORT), ShardManifest.load(exported / "shards")
+    again, shards = export_shards(exported, EXPORT), load_manifest(make_source(exported / "shards"))
     assert (
         export.digest
         == again.digest

@@ -23,6 +23,8 @@ from hexdata.shards.block_check import find_bad_value
 from hexdata.shards.blocks import block_fields, columns_to_block
 from hexdata.shards.format import ShardWriter
 from hexdata.shards.manifest import MANIFEST_NAME, MAX_SIZE_OF_SHARDS, ShardEntry, ShardManifest
+from hexdata.shards.reader import load_manifest
+from hexdata.shards.sources import make_source
 from hexdata.sql.database import write_database
 from hexdata.storage import AnyPath, storage_of
 from hexdata.storage.errors import VERIFY_HINT
@@ -176,7 +178,7 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
     published: dict[str, ShardEntry] = {}
     if run.damage is not None and f"shards/{MANIFEST_NAME}" not in run.damage:
         # The offsets in the shards are known from this file only.
-        listed_shards = chain(*ShardManifest.load(store.path / "shards").splits.values())
+        listed_shards = chain(*load_manifest(make_source(store.path / "shards")).splits.values())
         published = {f"shards/{shard.name}": shard for shard in listed_shards}
     # Decides what is written, and so which of the buckets must still exist.
     missing = run.resume(files, published)

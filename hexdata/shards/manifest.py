@@ -22,9 +22,9 @@ from hexdata.json_models import Count, HexDigest, Model, as_model, read_json
 from hexdata.order import ORDER_VERSION
 from hexdata.schema import SCHEMA_VERSION
 from hexdata.shards.blocks import FieldSpec
-from hexdata.storage import AnyPath, as_path, is_address
+from hexdata.storage import AnyPath, is_address
 from hexdata.store.commands import no_store_error
-from hexdata.store.files import check_identity, read_bounded
+from hexdata.store.files import check_identity
 
 MANIFEST_VERSION: Final = 2
 """Version of the manifest format. Manifests of another version are refused."""
@@ -125,23 +125,6 @@ class ShardManifest(Model, frozen=True, dict=True, kw_only=True):
     def dumps(self) -> bytes:
         """Return the bytes of manifest.json: compact JSON, as it has one offset per block."""
         return msgspec.json.encode({**asdict(self), "digest": self.digest}) + b"\n"
-
-    @classmethod
-    def load(cls, folder: str | AnyPath) -> ShardManifest:
-        """Read and check ``folder``/manifest.json.
-
-        Args:
-            folder: Directory of the shards.
-
-        Raises:
-            StoreError: The file is missing or cannot be read, is not a shard manifest, has another version,
-                or was altered.
-        """
-        path = as_path(folder) / MANIFEST_NAME
-        try:
-            return cls.loads(read_bounded(path)[0], path)
-        except (FileNotFoundError, NotADirectoryError):
-            raise missing_manifest_error(path) from None
 
     @classmethod
     def loads(cls, data: bytes, where: str | AnyPath) -> ShardManifest:

@@ -31,7 +31,8 @@ def load_manifest(source: ShardSource) -> ShardManifest:
     """Read and check the manifest of a source.
 
     Raises:
-        StoreError: As for :meth:`ShardManifest.load`, or the source fails.
+        StoreError: The file is missing, is not a shard manifest, has another version or was altered, or the
+            source fails.
     """
     with source.open(MANIFEST_NAME) as stream:
         # One byte more than is allowed, by which the parser recognises a file that is too large.

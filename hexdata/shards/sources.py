@@ -51,7 +51,6 @@ _TIMEOUT: Final = 13.0
 """Seconds without a byte after which a connection to a web server counts as broken."""
 _RETRY: Final = RetryPolicy(attempts=8, first_wait=0.5, longest_wait=5.0)
 """Attempts of a connection or a read. A read that succeeds starts a new count."""
-_MAX_REDIRECTS: Final = 5
 
 
 @dataclass(frozen=True)
@@ -141,9 +140,10 @@ class ShardSource:
         """
         address, hint = self.address(name), "Check the address and whether the file can be read."
         fault = StoreError("a file cannot be read", path=address, found=str(error) or repr(error), hint=hint)
-        if isinstance(error, FileNotFoundError) and name == MANIFEST_NAME:
+        missing = (FileNotFoundError, NotADirectoryError)
+        if isinstance(error, missing) and name == MANIFEST_NAME:
             fault = missing_manifest_error(address)
-        elif isinstance(error, FileNotFoundError):
+        elif isinstance(error, missing):
             fault = StoreError("the shard is missing", path=address, hint=REPAIR_HINT)
         # The cause of an error is shown with it, so it is left out where it may contain a URL with secrets.
         raise fault from (None if self.folder is None else error)
@@ -445,9 +445,7 @@ def _is_temporary(error: BaseException) -> bool:
 
 
 class _Redirects(HTTPRedirectHandler):
-    """Follows at most five redirections, to web servers only, without reading their content."""
-
-    max_repeats = max_redirections = _MAX_REDIRECTS
+    """Follows redirections to web servers only, without reading their content."""
 
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str

@@ -27,8 +27,8 @@ from hexdata.schema import EXTRA_PREFIX, POLICY_TYPE, TARGETS, WINNERS, position
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import members_to_block, row_fields
 from hexdata.shards.format import read_blocks
-from hexdata.shards.manifest import ShardManifest
-from hexdata.shards.sources import altered_shard_error
+from hexdata.shards.reader import load_manifest
+from hexdata.shards.sources import altered_shard_error, make_source
 from hexdata.show.comparison import Comparison
 from hexdata.show.position import Game, Policy, Position
 from hexdata.storage import AnyPath, as_path, is_address, translate_errors
@@ -375,7 +375,7 @@ def read_shard_position(path: str | AnyPath, number: int) -> Position:
 def _require_unchanged(path: AnyPath) -> None:
     """Compare a shard with its entry in the manifest beside it, if there is one."""
     try:
-        shards = itertools.chain(*ShardManifest.load(path.parent).splits.values())
+        shards = itertools.chain(*load_manifest(make_source(path.parent)).splits.values())
         listed = {shard.name: shard for shard in shards}.get(path.name)
         size, digest = (0, "") if listed is None else digest_file(path)
     except (StoreError, OSError):  # no manifest of hexdata, or no shard, which the caller reports

@@ -18,6 +18,8 @@ from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import Block, block_fields, columns_to_block
 from hexdata.shards.format import read_blocks
 from hexdata.shards.manifest import ShardEntry, ShardManifest
+from hexdata.shards.reader import load_manifest
+from hexdata.shards.sources import make_source
 from hexdata.shuffle import ShuffleOptions
 from hexdata.shuffle.stage import prepare
 from hexdata.storage import AnyPath
@@ -51,7 +53,7 @@ def check_shards(store: Store, options: VerifyOptions, progress: Progress) -> st
         StoreError: A shard or the shard manifest cannot be read.
     """
     folder = store.path / "shards"
-    manifest = ShardManifest.load(folder)
+    manifest = load_manifest(make_source(folder))
     shuffle, export = store.manifest.stages["shuffle"], store.manifest.stages["export"]
     listed = {
         f"shards/{shard.name}": FileFacts(shard.positions, shard.bytes, shard.sha256)

@@ -13,7 +13,8 @@ from hexdata.export import shards as shards_stage
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER
 from hexdata.shards.blocks import block_to_policy, row_fields
 from hexdata.shards.format import read_blocks
-from hexdata.shards.manifest import ShardManifest
+from hexdata.shards.reader import load_manifest
+from hexdata.shards.sources import make_source
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.store import Store
 from hexdata.verify import verify_store
@@ -60,7 +61,7 @@ def rows_of(store, split):
 def test_blocks_of_exact_sizes_hold_the_shuffled_rows_in_their_order(exported, split):
     expected, keys, blocks = rows_of(exported, split)
     count = len(expected["value"])
-    sizes = [shard.positions for shard in ShardManifest.load(exported / "shards").splits[split]]
+    sizes = [shard.positions for shard in load_manifest(make_source(exported / "shards")).splits[split]]
     assert sizes == [192] * (count // 192) + [count % 192]
     assert keys == tuple(f"{number:06d}" for number in range(-(-count // 32)))
     assert [len(block["value"]) for block in blocks] == [min(32, count - at) for at in range(0, count, 32)]
@@ -103,4 +104,4 @@ def test_too_little_memory_for_the_policies_is_refused_before_anything_is_remove
     export_shards(store, ExportOptions(memory=least + (1 << 20)))
     without = copy_store(shuffled_store, "without policies")
     export_shards(without, ExportOptions(memory=least))
-    assert "policy_row" not in ShardManifest.load(without / "shards").fields
+    assert "policy_row" not in load_manifest(make_source(without / "shards")).fields

@@ -29,6 +29,8 @@ from hexdata.schema import (
 from hexdata.shards.blocks import block_fields, columns_to_block
 from hexdata.shards.format import ShardWriter
 from hexdata.shards.manifest import ShardEntry, ShardManifest
+from hexdata.shards.reader import load_manifest
+from hexdata.shards.sources import make_source
 from hexdata.store import Store
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import ParquetRows, read_rows, write_parquet
@@ -283,7 +285,7 @@ def assert_modes_agree(
     Returns:
         The loaders in games mode.
     """
-    loaders, entries = [], ShardManifest.load(shards).splits
+    loaders, entries = [], load_manifest(make_source(shards)).splits
     for split, each in itertools.product(SPLITS, options):
         merged = {"fields": ALL_FIELDS, "batch_size": 70, **each, **common, "split": split}
         found: list[Loader | None] = []

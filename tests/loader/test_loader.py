@@ -16,6 +16,8 @@ from hexdata.loader import Loader, LoaderOptions, PositionDataset
 from hexdata.order import shuffle_indices
 from hexdata.shards.blocks import FieldSpec
 from hexdata.shards.manifest import ShardManifest
+from hexdata.shards.reader import load_manifest
+from hexdata.shards.sources import make_source
 from tests.shard_folder import SHARD_SIZE, TARGETS
 
 if TYPE_CHECKING:
@@ -295,7 +297,7 @@ def test_options_that_games_mode_lacks_are_refused() -> None:
 
 def test_other_fields_and_folders_are_refused(make_shards: MakeShards) -> None:
     folder = make_shards(train=20)
-    manifest = ShardManifest.load(folder.path)
+    manifest = load_manifest(make_source(folder.path))
     facts = {name: getattr(manifest, name) for name in manifest.__struct_fields__}
     for fields in ({"more": FieldSpec("<f4", ())}, {"value": FieldSpec("<f8", ())}):
         altered = ShardManifest(**facts | {"fields": manifest.fields | fields})

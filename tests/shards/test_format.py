@@ -16,6 +16,8 @@ from hexdata.errors import FormatError
 from hexdata.shards.blocks import block_fields, block_to_members
 from hexdata.shards.format import ShardWriter, read_blocks
 from hexdata.shards.manifest import ShardManifest
+from hexdata.shards.reader import load_manifest
+from hexdata.shards.sources import make_source
 from tests.shard_folder import BOARD_SIZE, cut_block, synthetic_policies, synthetic_positions
 
 
@@ -107,7 +109,7 @@ def manifest_of(*counts, **changes):
 def test_a_manifest_read_equals_the_one_written(tmp_path):
     manifest = manifest_of(16, 16, 9)
     (tmp_path / "manifest.json").write_bytes(manifest.dumps())
-    loaded, facts = ShardManifest.load(tmp_path), json.loads(manifest.dumps())
+    loaded, facts = load_manifest(make_source(tmp_path)), json.loads(manifest.dumps())
     assert (loaded.dumps(), loaded.digest) == (manifest.dumps(), manifest.digest)
     assert loaded.positions("train") == 41
     assert facts["fields"]["board"] == {"dtype": "|u1", "shape": [7]}

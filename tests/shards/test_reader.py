@@ -9,8 +9,7 @@ import pytest
 
 from hexdata.errors import FormatError, StoreError
 from hexdata.shards.blocks import block_to_policy
-from hexdata.shards.manifest import ShardManifest
-from hexdata.shards.reader import BlockReader
+from hexdata.shards.reader import BlockReader, load_manifest
 from hexdata.shards.sources import make_source
 
 FIELDS = ("board", "game_id", "move", "player_to_move", "position_id", "value", "value_sample_tier")
@@ -18,7 +17,7 @@ FIELDS = ("board", "game_id", "move", "player_to_move", "position_id", "value", 
 
 def reader_of(folder, piped=False, members=FIELDS, location=None):
     location = location or (f"pipe:cat {folder.path}/{{name}}" if piped else folder.path)
-    return BlockReader(make_source(location), ShardManifest.load(folder.path), "train", members)
+    return BlockReader(make_source(location), load_manifest(make_source(folder.path)), "train", members)
 
 
 @pytest.mark.parametrize("piped", [False, True])

@@ -17,6 +17,8 @@ from hexdata.order import derive_key, sort_key
 from hexdata.shards.blocks import Block
 from hexdata.shards.format import ShardWriter, read_blocks
 from hexdata.shards.manifest import ShardManifest
+from hexdata.shards.reader import load_manifest
+from hexdata.shards.sources import make_source
 from hexdata.storage import storage_of
 from hexdata.store.files import FileFacts, canonical_json, digest_file, write_bytes
 from hexdata.store.manifest import Manifest
@@ -112,7 +114,7 @@ class Altered:
     def shards(self, change: Callable[[ShardManifest], ShardManifest] = lambda shards: shards) -> None:
         """Change the manifest of the shards."""
         folder = self.path / "shards"
-        shards = change(ShardManifest.load(folder))
+        shards = change(load_manifest(make_source(folder)))
         splits = {}
         for split, entries in shards.splits.items():
             digests = [digest_file(folder / entry.name) for entry in entries]
