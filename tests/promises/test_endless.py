@@ -137,4 +137,4 @@ def test_a_redirection_is_followed_at_most_five_times(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sources, "_TIMEOUT", 300.0)
     with serving(ANSWERS["redirection to itself"]) as (address, requests):
         assert "infinite loop" in require_an_error(address)
-        assert len(requests) == 6
+        assert len(requests) <= 6
