@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +26,8 @@ from tests.pairs import FULL
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-DEMO = "DemoOptions(games=200)"
+FEWER = {"DemoOptions(games=200)": "DemoOptions(games=100)", "stop_after=60": "stop_after=30"}
+"""To save time, the demo has fewer games, so that a training that is resumed stops earlier too."""
 LONGEST_CELL = 600
 """Seconds after which a cell is considered to hang."""
 MACHINE = re.compile(r"(?<![\w.])/(?:home|mnt|opt|private|root|srv|tmp|Users|usr|var|work)/|[A-Z]:\\Users")
@@ -54,19 +56,18 @@ def test_there_are_notebooks_and_the_readme_names_each():
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the folder, in which a notebook finds the demo of another one, as in a clone.
-
-    To save time, the demo has fewer games, unless ``HEXDATA_TESTS=full``.
-    """
+    """Return a copy of the folder, in which a notebook finds the demo of another one, as in a clone."""
     folder = tmp_path_factory.mktemp("notebooks") / "notebooks"
     shutil.copytree(FOLDER, folder, ignore=shutil.ignore_patterns("hexdata-demo", ".*", "__pycache__"))
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     changed = 0
     for notebook in folder.glob("*.ipynb"):
         text = notebook.read_text(encoding="utf-8")
-        changed += DEMO in text
-        notebook.write_text(text if FULL else text.replace(DEMO, "DemoOptions(games=100)"), encoding="utf-8")
-    assert changed == 3
+        for whole, less in FEWER.items():
+            changed += text.count(whole)
+            text = text if FULL else text.replace(whole, less)
+        notebook.write_text(text, encoding="utf-8")
+    assert changed == 4
     return folder
 
 
@@ -74,6 +75,7 @@ def run_notebook(notebook: Path) -> subprocess.CompletedProcess[str]:
     """Run a notebook in its folder; files that Jupyter writes go to a subfolder."""
     places = ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR")
     own = {place: str(notebook.parent / ".jupyter" / place.lower()) for place in places}
+    own["OMP_NUM_THREADS"] = "1"  # the networks are tiny, and threads that wait for work use the other cores
     command = [sys.executable, "-m", "pytest", "-q", "--nbmake", f"--nbmake-timeout={LONGEST_CELL}"]
     return subprocess.run(
         [*command, "-p", "no:cacheprovider", notebook.name],
@@ -127,7 +129,7 @@ def test_no_path_of_a_machine_is_committed(notebook):
 
 
 @pytest.fixture(scope="module")
-def experiment() -> ModuleType:
+def experiment() -> Iterator[ModuleType]:
     pytest.importorskip("torch")
     spec = util.spec_from_file_location("order_of_data", FOLDER / "order_of_data.py")
     assert spec is not None
@@ -135,7 +137,10 @@ def experiment() -> ModuleType:
     module = util.module_from_spec(spec)
     sys.modules["order_of_data"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    return module
+    threads = module.torch.get_num_threads()
+    module.torch.set_num_threads(1)  # as for the notebooks
+    yield module
+    module.torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +180,10 @@ def test_the_pool_drops_the_rest_of_a_file_when_it_is_full(experiment):
     assert kept.tolist() == [10, 10, 10, 10, 10, 1, 10, 3]
 
 
-def test_no_game_of_test_is_trained_on_and_all_runs_see_the_same_test(experiment, tiny, tmp_path):
+def test_no_game_of_test_is_trained_on_and_all_runs_see_the_same_test(
+    experiment, tiny, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(experiment, "RATES", experiment.RATES[:1])
     games = {name: set(tiny.game[chosen].tolist()) for name, chosen in tiny.split.items()}
     assert (
         games["train"] & games["test"]
