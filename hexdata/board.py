@@ -11,9 +11,8 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -198,7 +197,7 @@ def format_moves(moves: Iterable[int] | npt.NDArray[Any], n: int) -> str:
 _WINNERS: Final = {"1": BLUE, "b": BLUE, "2": RED, "r": RED}
 
 _LINE: Final = re.compile(
-    r"\s*(?P<url>https?://[^\s#]*)?"
+    r"\s*(?:https?://[^\s#]*)?"
     r"#(?P<size>[0-9]{1,3}),(?P<moves>[a-z0-9]*)"
     r"(?:\s+(?P<winner>[12bBrR]))?"
     # A comment has a blank after its #, so that a second board on the line is not read as one. The possessive
@@ -207,26 +206,18 @@ _LINE: Final = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class TrmphLine:
+class TrmphLine(NamedTuple):
     """The parts of a TRMPH line. The moves are not parsed.
 
     Attributes:
         board_size: Board size n.
         moves: Text of the moves.
-        winner_text: ``1`` or ``b`` (blue), ``2`` or ``r`` (red), in either case; None if there is no winner.
-        url: The URL before ``#`` in lines of the older form; None if there is none.
+        winner: ``BLUE``, ``RED``, or None if the line has none.
     """
 
     board_size: int
     moves: str
-    winner_text: str | None = None
-    url: str | None = None
-
-    @property
-    def winner(self) -> int | None:
-        """The winner: ``BLUE``, ``RED``, or None if the line has none."""
-        return None if self.winner_text is None else _WINNERS[self.winner_text.lower()]
+    winner: int | None = None
 
 
 def split_trmph(text: str) -> TrmphLine:
@@ -244,7 +235,7 @@ def split_trmph(text: str) -> TrmphLine:
             expected="#13,a1b2c3 b",
         )
     size = check_board_size(int(match["size"]))
-    return TrmphLine(size, match["moves"], match["winner"], match["url"])
+    return TrmphLine(size, match["moves"], _WINNERS.get((match["winner"] or "").lower()))
 
 
 # Boards

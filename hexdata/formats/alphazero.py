@@ -333,14 +333,15 @@ def _planes(board: object) -> Array:
     if cells.shape not in shapes or not MIN_SIZE <= n <= MAX_SIZE:
         raise FormatError("not a board", Reason.BOARD_SHAPE, cells.shape, "(n, n), (2, n, n) or (3, n, n)")
     planes = cells.reshape(-1, n, n)
-    ones, twos = planes[0] == 1, planes[1] == 1 if len(planes) > 1 else planes[0] == -1
-    if (ones & twos).any():
+    stones = np.array([planes[0] == 1, planes[1] == 1 if len(planes) > 1 else planes[0] == -1])
+    occupied = stones[0] | stones[1]
+    if np.count_nonzero(stones) != np.count_nonzero(occupied):
         raise FormatError("a cell is in both planes", Reason.BOARD_OVERLAP)
     third = planes[2:]  # the player to move, or the empty cells, both of which the stones show
-    is_known = (third == third[:, :1, :1]).all() or (third == ~(ones | twos)).all()
-    if not is_known or np.count_nonzero(planes[:2]) != np.count_nonzero(ones | twos):
+    is_known = not len(third) or (third == third[0, 0, 0]).all() or (third == ~occupied).all()
+    if not is_known or np.count_nonzero(planes[:2]) != np.count_nonzero(occupied):
         raise FormatError("a cell is neither 1 nor 0, nor -1 on a board without planes", Reason.BOARD_CELLS)
-    return np.stack([ones, twos])
+    return stones
 
 
 def _policy(policy: object, n: int) -> Array:
@@ -476,10 +477,10 @@ def _is_alphazero(head: bytes, _name: str) -> bool:
 
 
 FORMAT: Final = SourceFormat(
-    name="alphazero",
-    patterns=("*.examples",),
-    matches=_is_alphazero,
-    open=AlphaZeroReader,
-    contents="AlphaZero data",
+    "alphazero",
+    ("*.examples",),
+    _is_alphazero,
+    AlphaZeroReader,
+    "AlphaZero data",
     options=("alphazero_convention",),
 )

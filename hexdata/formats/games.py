@@ -203,7 +203,6 @@ class GameReader(FileReader):
         super().__init__(path, salvage=salvage)
         self.board_size = None if part is None else part.board_size
         self._part = part
-        self._spelling: Counter[str] = Counter()
         self._counts = Counter(winners_from_chain=0, bytes_between_games=0)
         self.header = {"counts": self._counts}
         self.content: bytes | None = None

@@ -372,10 +372,5 @@ def _is_katahex(head: bytes, _name: str) -> bool:
 
 
 FORMAT: Final = SourceFormat(
-    name="katahex",
-    patterns=("*.npz",),
-    matches=_is_katahex,
-    open=KataHexReader,
-    contents="data of KataHex",
-    options=("salvage",),
+    "katahex", ("*.npz",), _is_katahex, KataHexReader, "data of KataHex", options=("salvage",)
 )

@@ -99,7 +99,6 @@ class LineReader(GameReader):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._counts["comments"] = 0
-        self.header = {"spelling": self._spelling, "counts": self._counts}
 
     def read_line(self, text: str, game: GameRecord) -> None:
         """Read the game of a line into ``game``: call its methods, and set its winner if the line states one.
@@ -151,7 +150,7 @@ class LineReader(GameReader):
 # HexWorld
 
 _LINK: Final = re.compile(
-    r"(?:(?P<url>https?://[^\s#]*)?#)?"
+    r"(?:(?:https?://[^\s#]*)?#)?"
     # More digits than a valid size has, so that the error is about the size, not the syntax.
     r"(?P<columns>[0-9]{1,4})(?:x(?P<rows>[0-9]{1,4}))?(?:r[0-9]{1,3}|c[0-9]{1,3}|m|n)*"
     r"(?:,(?P<before>[a-z0-9:S]*))?(?:,(?P<after>[a-z0-9:S]*))?,*"
@@ -174,7 +173,7 @@ class HexWorldReader(LineReader):
 
     def read_line(self, text: str, game: GameRecord) -> None:
         """Read a link, also as people copy it: with text around it, or with cells in upper case."""
-        parts = as_written = _LINK.fullmatch(text.strip())
+        parts = _LINK.fullmatch(text.strip())
         if parts is None:
             address, mark, link = without_surroundings(text).partition("#")
             # Beside cells in upper case, ":S" may mean either swap, so the line is rejected.
@@ -199,13 +198,6 @@ class HexWorldReader(LineReader):
             else:
                 game.play(cell_index(name, size))
         game.finish()
-        if as_written is None:
-            spelling = "copied"
-        elif parts["url"]:
-            spelling = "https://...#"
-        else:
-            spelling = "#" if text.lstrip().startswith("#") else ""
-        self._spelling[spelling] += 1
 
 
 _SIZE: Final = r"[0-9]{1,2}(?:x[0-9]{1,2})?"
@@ -228,11 +220,7 @@ def _is_hexworld(head: bytes, name: str) -> bool:
 
 
 HEXWORLD: Final = SourceFormat(
-    name="hexworld",
-    patterns=("*.hexworld", "*.hexworld.gz"),
-    matches=_is_hexworld,
-    open=HexWorldReader,
-    contents="HexWorld links",
+    "hexworld", ("*.hexworld", "*.hexworld.gz"), _is_hexworld, HexWorldReader, "HexWorld links"
 )
 
 
@@ -272,9 +260,9 @@ class MovesReader(LineReader):
 _SEVERAL: Final = re.compile(_LISTED + "{2,}", re.IGNORECASE)
 """A list of moves. A single one could be any word with a number."""
 MOVES: Final = SourceFormat(
-    name="moves",
-    patterns=("*.moves", "*.moves.gz"),
-    matches=lambda head, _name: bool(_SEVERAL.fullmatch(first_game_line(head).decode(errors="replace"))),
-    open=MovesReader,
-    contents="lists of moves",
+    "moves",
+    ("*.moves", "*.moves.gz"),
+    lambda head, _name: bool(_SEVERAL.fullmatch(first_game_line(head).decode(errors="replace"))),
+    MovesReader,
+    "lists of moves",
 )

@@ -75,10 +75,9 @@ class PlayHexReader(GameReader):
 _START: Final = re.compile(rb'\s*(\[\s*\]\s*$|\[?\s*\{[^{}]{0,4000}"(?:boardsize|boardSize)"\s*:)', re.DOTALL)
 """Beginning of a list or an object of PlayHex. The size is one of the first keys."""
 FORMAT: Final = SourceFormat(
-    name="playhex",
-    patterns=("*playhex*.json", "*playhex*.json.gz"),
-    matches=lambda head, _name: _START.match(head) is not None,
-    open=PlayHexReader,
-    contents="games of PlayHex",
-    options=("salvage",),
+    "playhex",
+    ("*playhex*.json", "*playhex*.json.gz"),
+    lambda head, _name: _START.match(head) is not None,
+    PlayHexReader,
+    "games of PlayHex",
 )

@@ -259,7 +259,7 @@ class SgfReader(GameReader):
         super().__init__(*args, **more)
         self._listed: list[dict[str, object]] = []
         self._dates: set[str | None] = set()
-        self.header = {"spelling": self._spelling, "counts": self._counts, "games": self._listed}
+        self.header["games"] = self._listed
         self._main_lines = variations == "main"
         if self._main_lines:
             self._counts["variations"] = 0
@@ -302,7 +302,6 @@ class SgfReader(GameReader):
         elif stated is not None and stated[0] != game.winner:
             raise FormatError("another winner than by the last move", Reason.WINNER_VALUE, f"RE[{result}]")
         game.finish()
-        self._spelling["W[dd]" if letters else "B[a3]"] += 1
         self._note("other_encodings", others)
         self._note("unescaped", content.unescaped)
         self._note("variations", content.variations)
@@ -555,10 +554,10 @@ def _is_sgf(head: bytes, name: str) -> bool:
 
 
 FORMAT: Final = SourceFormat(
-    name="sgf",
-    patterns=("*.sgf", "*.sgf.gz", "*.hsgf", "*.hsgf.gz"),
-    matches=_is_sgf,
-    open=SgfReader,
-    contents="Hex games in SGF",
+    "sgf",
+    ("*.sgf", "*.sgf.gz", "*.hsgf", "*.hsgf.gz"),
+    _is_sgf,
+    SgfReader,
+    "Hex games in SGF",
     options=("salvage", "variations", "is_stated"),
 )

@@ -95,27 +95,23 @@ class TrmphReader(LineReader):
 
     def read_line(self, text: str, game: GameRecord) -> None:
         """Read a line, also as people copy it: see :func:`_as_copied`."""
-        copied = None
         try:
-            parts, moves = _parse(text)
+            line, moves = _parse(text)
         except FormatError as error:
             # Nearly all lines are in the exact notation, so the tolerant one is tried only after an error.
             copied = _as_copied(text) if error.code == Reason.TRMPH_SYNTAX else None
             if copied is None:
                 raise
-            parts, moves = _parse(copied)
-        if not parts.moves:
+            line, moves = _parse(copied)
+        if not line.moves:
             raise FormatError("a game without moves", Reason.NO_MOVES, expected="#13,a1b2c3 b")
-        check_no_repeats(moves, parts.board_size)
-        game.board_size, game.moves, game.winner = parts.board_size, moves, parts.winner
-        ending = "" if parts.winner_text is None else " 1/2" if parts.winner_text in "12" else " b/r"
-        written = f"{'http://...#' if parts.url else '#'}{parts.board_size},...{ending}"
-        self._spelling["copied" if copied else written] += 1
+        check_no_repeats(moves, line.board_size)
+        game.board_size, game.moves, game.winner = line.board_size, moves, line.winner
 
 
 def _parse(text: str) -> tuple[TrmphLine, npt.NDArray[np.uint16]]:
-    parts = split_trmph(text)
-    return parts, parse_moves(parts.moves, parts.board_size)
+    line = split_trmph(text)
+    return line, parse_moves(line.moves, line.board_size)
 
 
 def _as_copied(text: str) -> str | None:
@@ -362,11 +358,11 @@ def _read_record(
 
 
 FORMAT: Final = SourceFormat(
-    name="trmph",
-    patterns=("*.trmph", "*.trmph.gz"),
-    matches=lambda head, name: ".trmph" in name or has_trmph(head),
-    open=TrmphReader,
-    contents="TRMPH games",
+    "trmph",
+    ("*.trmph", "*.trmph.gz"),
+    lambda head, name: ".trmph" in name or has_trmph(head),
+    TrmphReader,
+    "TRMPH games",
     appendable=True,
     options=("salvage", "part", "has_sidecar"),
 )

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from hexdata.errors import FormatError, UnsafePickleError
-from hexdata.formats.legacy import DEFAULT_LIMITS, LegacyLimits, LegacyReader
+from hexdata.formats.legacy import LegacyReader
+from hexdata.formats.legacy.limits import DEFAULT_LIMITS, LegacyLimits
 from hexdata.formats.legacy.unpickler import Memo
 from tests.fuzz.pickles import check_file, ours, theirs
 from tests.kit.sources import read_source

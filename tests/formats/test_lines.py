@@ -173,9 +173,6 @@ def test_comments_blank_lines_and_other_encodings_are_counted(read_text):
     between = sum(len(lines[number]) + 1 for number in (0, 2, 4, 6)) - 1
     counts = {"comments": 2, "winners_from_chain": 0, "bytes_between_games": between, "other_encodings": 1}
     assert reader.header["counts"] == counts
-    heads = "# Model: x\n5c1,a1:rb\n#5c1,a1:rb\nhttps://hexworld.org/board/#5c1,a1:rb\n"
-    reader, _, _ = read_text(heads, "a.hexworld")
-    assert reader.header["spelling"] == {"": 1, "#": 1, "https://...#": 1}
 
 
 @pytest.mark.parametrize("filler", [b"\n", b"no game\n"])

@@ -7,7 +7,6 @@ similar examples at once.
 """
 
 from hexdata.formats.legacy.games import SelfPlayGamesReader, has_games
-from hexdata.formats.legacy.limits import DEFAULT_LIMITS, LegacyLimits
 from hexdata.formats.legacy.reader import LegacyReader
 from hexdata.formats.legacy.stream import looks_like_pickle
 from hexdata.formats.legacy.writer import DIALECTS, write_legacy
@@ -20,22 +19,12 @@ def _open(path: AnyPath, *, salvage: bool) -> SourceReader:
 
 
 FORMAT = SourceFormat(
-    name="legacy",
-    patterns=("*.pkl.gz", "*.pkl", "*.pickle.gz", "*.pickle"),
-    matches=lambda head, _name: looks_like_pickle(head),
-    open=_open,
-    contents="a pickle",
+    "legacy",
+    ("*.pkl.gz", "*.pkl", "*.pickle.gz", "*.pickle"),
+    lambda head, _name: looks_like_pickle(head),
+    _open,
+    "a pickle",
     options=("salvage",),
 )
 
-__all__ = [
-    "DEFAULT_LIMITS",
-    "DIALECTS",
-    "FORMAT",
-    "LegacyLimits",
-    "LegacyReader",
-    "SelfPlayGamesReader",
-    "has_games",
-    "looks_like_pickle",
-    "write_legacy",
-]
+__all__ = ["DIALECTS", "FORMAT", "LegacyReader", "write_legacy"]

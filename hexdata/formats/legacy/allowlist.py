@@ -173,8 +173,8 @@ def call(function: object, args: Any) -> object:
     if not isinstance(function, AllowedGlobal) or not isinstance(args, tuple):
         raise unsafe("calls an object that may not be called", kind_of(function), Reason.UNSAFE_CALL)
     match function.name, args:
-        case "_reconstruct", (AllowedGlobal(name="ndarray"), shape, kind) if _is_exactly(
-            (shape, kind), ((0,), b"b")
+        case "_reconstruct", (AllowedGlobal(name="ndarray"), tuple() as shape, kind) if _are(
+            [*shape, kind], 0, b"b"
         ):
             return PickledArray()  # which BUILD fills in
         case "_frombuffer", (payload, dtype, shape, "C" | "F" as order):  # an array of protocol 5
@@ -220,7 +220,7 @@ def build(target: object, state: object) -> None:
     # Only once for each object: a second BUILD would change an array that an example has already.
     if isinstance(target, PickledArray) and not target.dtype and isinstance(state, tuple) and len(state) == 5:
         version, shape, dtype, fortran, payload = state
-        if not _is_exactly(version, 1) or type(fortran) is not bool or isinstance(payload, ByteArray):
+        if not _are([version], 1) or type(fortran) is not bool or isinstance(payload, ByteArray):
             raise unsafe("an array with another state than NumPy's", _kinds(state), Reason.UNSAFE_ARRAY)
         _checked(target, dtype, shape, payload, fortran=fortran)
     elif isinstance(target, PickledDtype) and not target.order and isinstance(state, tuple):
@@ -229,22 +229,17 @@ def build(target: object, state: object) -> None:
         order = state[1] if len(state) > 1 else None
         # NumPy writes "|" for items of one byte, which have no order.
         orders = ("|",) if target.code[1:] == "1" else ("<", ">")
-        if order not in orders or not _is_exactly(state[:1] + state[2:], _PLAIN_STATE):
+        # The rest is the version, and a structure, a shape and flags that plain dtypes do not have.
+        if order not in orders or not _are([state[0], *state[2:]], 3, None, None, None, -1, -1, 0):
             raise unsafe("uses a structured or object dtype", _kinds(state), Reason.UNSAFE_DTYPE)
         target.order = str(order)
     else:
         raise unsafe("sets the state of an object that has none", kind_of(target), Reason.UNSAFE_CALL)
 
 
-_PLAIN_STATE: Final = (3, None, None, None, -1, -1, 0)
-"""State of a bool, integer or float dtype as NumPy pickles it, without the byte order."""
-
-
-def _is_exactly(value: object, expected: object) -> bool:
-    """Return whether two values are equal and of the same type: True is not 1, and -1.0 is not -1."""
-    if isinstance(value, tuple) and isinstance(expected, tuple):
-        return len(value) == len(expected) and all(map(_is_exactly, value, expected))
-    return type(value) is type(expected) and value == expected
+def _are(values: list[Any], *expected: object) -> bool:
+    """Return whether values are equal to others and of the same types: True is not 1, and -1.0 is not -1."""
+    return values == [*expected] and [*map(type, values)] == [*map(type, expected)]
 
 
 def _checked(
