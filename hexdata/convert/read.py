@@ -131,7 +131,8 @@ class _Reading:
     def is_held(self) -> bool:
         """Whether the bytes that are read are certainly those that were digested."""
         file = self.file
-        return file.content is not None and file.beside is None and self.facts.format in GAME_FORMATS
+        is_alone = file.beside is None and file.part is None
+        return file.content is not None and is_alone and self.facts.format in GAME_FORMATS
 
     @property
     def other_size(self) -> int | None:

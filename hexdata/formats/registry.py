@@ -156,7 +156,9 @@ def open_source(
     usable = (each for each in source_formats() if each.appendable or part is None)
     found = next((e for e in usable if (e.name == format if format else _matches(e, head, path.name))), None)
     if not head and (format or found is None):
-        return trmph.TrmphReader(path, salvage=salvage, part=part)  # as a file of comments only: no records
+        empty = trmph.TrmphReader(path, salvage=salvage, part=part)  # as a file of comments only: no records
+        empty.content = content
+        return empty
     if found is None:
         kind = next((name for start, name in _BINARY.items() if head.startswith(start)), "")
         start = repr(head[:64].strip()[:16]) + (f", {kind}" if kind else "")

@@ -11,6 +11,7 @@ import pytest
 
 from hexdata.errors import SourceChangedError
 from hexdata.formats.trmph import TrmphReader
+from hexdata.progress import Silent
 from hexdata.verify import check_round_trip, verify_store
 from tests.pairs import FULL
 
@@ -135,6 +136,26 @@ def test_a_file_that_changed_otherwise_is_refused(make, convert):
             convert(make.folder)
         changed.write_bytes(before)
     assert convert(make.folder).result.skipped == 3
+
+
+class Appends(Silent):
+    """Appends a text to a file when it has been digested."""
+
+    def __init__(self, path, text):
+        self.path, self.text = path, text
+
+    def begin(self, stage, total, unit):
+        if stage == "read":
+            append(self.path, self.text)
+
+
+@pytest.mark.parametrize("games", [0, 1])
+def test_games_that_are_added_after_the_digest_are_read_by_the_next_run_only(make, convert, games):
+    path, more = make.write_bytes("a.trmph", make.lines(games).encode()), make.lines(3, start=1)
+    assert convert(path, progress=Appends(path, more)).result.games == games
+    store = convert(path)
+    assert (store.result.games, len(store.games())) == (3, games + 3)
+    check_store(store, path)
 
 
 def test_a_source_that_changes_while_it_is_read_is_an_error_or_read_later(make, convert, monkeypatch):
