@@ -161,6 +161,20 @@ def _find_sidecars(sources: list[Source]) -> None:
                 source.facts = SpoolFacts.failed(Reason.SIDECAR_MISSING, detail)
 
 
+def require_same_sidecars(sources: Sequence[Source]) -> None:
+    """Check that the sources have the sidecars that were found beside them before they were read.
+
+    Raises:
+        SourceChangedError: One has another sidecar, or has one only now, so that its masks were not read.
+    """
+    again = [Source(source.name, source.path, source.bytes) for source in sources]
+    _find_sidecars(again)
+    for source, now in zip(sources, again, strict=True):
+        if now.beside != source.beside or (now.facts.failure and not source.facts.failure):
+            hint = "Run the command again when no process writes to the folder."
+            raise SourceChangedError("the sidecars in this folder changed", path=source.path, hint=hint)
+
+
 def _problem_of(path: AnyPath) -> str:
     """Return why no reader can open a file that was given by its own path; empty if one can."""
     if is_known_name(path.name):
@@ -189,7 +203,8 @@ def _size_of(path: AnyPath) -> int | None:
 def _is_left_out(relative: str) -> bool:
     """Return whether a file below an input is hidden, or is read together with a source."""
     folders = relative.split("/")
-    return any(part.startswith(".") for part in folders) or folders[-1].startswith(COMPANIONS)
+    is_companion = folders[-1].startswith(COMPANIONS) and not is_known_name(folders[-1])
+    return is_companion or any(part.startswith(".") for part in folders)
 
 
 def _local_files(given: Path, store: AnyPath) -> dict[str, tuple[AnyPath, int | None]]:

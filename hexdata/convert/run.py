@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 from hexdata import __version__
 from hexdata.convert import publish, report
 from hexdata.convert.companions import add_companions
-from hexdata.convert.inputs import SkipCause, choose_new, digest_source
+from hexdata.convert.inputs import SkipCause, choose_new, digest_source, require_same_sidecars
 from hexdata.convert.options import ConvertOptions, ConvertResult
 from hexdata.convert.read import count_games, read_sources
 from hexdata.convert.shuffled import collection_key, find_shuffled_games
@@ -111,6 +111,7 @@ class ConvertRun:
         if any(source.facts.failure for source in new):  # before any file is read
             self._check_rejected(new)
         read = self._read(new)
+        require_same_sidecars(read)
         sources, left_out = self._choose_size(read)
         left_out |= {file.name: SkipCause.MAX_POSITIONS for file in new[len(read) :]}
         skipped |= left_out

@@ -83,7 +83,8 @@ class LocalStorage:
     def version(self) -> str:
         """Return a text that changes with the content of the file; empty if it does not exist."""
         status = _status(self.path)
-        return "" if status is None else f"{status.st_size} {status.st_mtime_ns}"
+        # A copy may get the time of the last change of another file, but not the one of its status.
+        return "" if status is None else f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
     def files(self) -> dict[str, int]:
         """Return the sizes in bytes of all files below the folder, by relative name, sorted.

@@ -43,19 +43,14 @@ def test_the_files_below_a_folder_are_sources_if_their_names_are(tree, tmp_path)
     """In the order of their names, without hidden files and the statistics of the legacy tools."""
     root = tree(
         *("b.PKL.GZ", "a/z.trmph", "a/b/c.pkl", "C.TRMPH", "c.pickle", "sub/d.trmph.gz"),
-        *(
-            ".hidden",
-            ".git/b.trmph",
-            "processing_stats.json",
-            "a/processing_state.json",
-            "file_lookup_2.json",
-        ),
+        *(".hidden", ".git/b.trmph", "processing_stats.json", "a/processing_state.json"),
+        *("file_lookup_2.json", "file_lookup_2.trmph"),  # only the former is a companion
         *("README", "sub/0001.pt", "sub/eval.csv"),
     )
     found, skipped = find_sources([root], Path("/nowhere"))
     assert [source.name for source in found] == [
-        f"data/{name}"
-        for name in ("C.TRMPH", "a/b/c.pkl", "a/z.trmph", "b.PKL.GZ", "c.pickle", "sub/d.trmph.gz")
+        *("data/C.TRMPH", "data/a/b/c.pkl", "data/a/z.trmph", "data/b.PKL.GZ", "data/c.pickle"),
+        *("data/file_lookup_2.trmph", "data/sub/d.trmph.gz"),
     ]
     others = ("README", "sub/0001.pt", "sub/eval.csv")
     assert skipped == {f"data/{name}": "unknown-name" for name in others}
