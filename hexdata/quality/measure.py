@@ -1,20 +1,21 @@
 """Figures of a shuffle, compared with those expected of a uniform random order.
 
-DuckDB counts games and values per bucket, in ``queries/``. NumPy counts pairs of rows in the order of the
-rows, or in a sample of stretches of a large store, before and after the shuffle. If an option determines the
-contents of buckets, each bucket is a segment that is compared with a random order of itself; otherwise, the
-whole split is the only segment.
+DuckDB counts games and values, with ``counts.sql``: of each bucket, of the whole split, and of equal pieces
+of the input order. NumPy counts pairs of rows in the order of the rows, or in a sample of stretches of a
+large store, before and after the shuffle. If an option determines the contents of buckets, each bucket is a
+segment that is compared with a random order of itself; otherwise, the whole split is the only segment.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import resources
-from itertools import accumulate
+from itertools import accumulate, pairwise
+from string import Template
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -23,7 +24,6 @@ import numpy.typing as npt
 from hexdata.order import Permutation, derive_key
 from hexdata.quality.figures import BucketFigures, Figure, Quality, judge
 from hexdata.quality.theory import (
-    Kernel,
     Moments,
     Slots,
     batch_slots,
@@ -50,13 +50,10 @@ MAX_GAME_SHARE: Final = 0.02
 _BATCHES: Final = (256, 1024, 4096)
 _LAGS: Final = 100
 _VALUE_LAGS: Final = (1, 2, 5, 10, 20, 50, 100)
-_PIECE_ROWS: Final = 1 << 21
+_QUERY_ROWS: Final = 1 << 21
 """Rows whose games are counted per query, so that memory does not grow with the store."""
 _SAMPLED_PIECES: Final = 8
 """Pieces of the input order that are measured in a large store. Each needs memory for all of its games."""
-_NOISE: Final = 1e-12
-"""A variance below this share of the sum of squares is a rounding error."""
-
 _MEMORY: Final = 500 << 20
 """Bytes for DuckDB unless given."""
 _SAMPLED = 1 << 22
@@ -68,83 +65,49 @@ _STRETCH = 1 << 16
 """Number of consecutive rows sampled together; a multiple of every batch size."""
 
 _Array = npt.NDArray[Any]
-_RowRange = tuple[int, int]
-"""Row indices [start, stop) in an order."""
-_SlotsOf = Callable[[Iterable[_RowRange]], Slots]
-_KernelOf = Callable[["_Counts"], Kernel]
 
 
 class _Counts(NamedTuple):
-    """Counts over the rows of a segment: a row without a game counts as one game."""
+    """Counts over a group of rows, as ``counts.sql`` describes them."""
 
     rows: int
     games: int
     largest: int
-    """Number of rows of the largest game."""
     pairs: int
-    """Sum of n (n - 1) over games of n rows."""
     triples: int
-    """Sum of n (n - 1) (n - 2) over games of n rows."""
     mean: float
-    """Mean value."""
     second: float
-    """Sum of (value - mean)²; ``third`` and ``fourth`` are those of the higher powers."""
     third: float
     fourth: float
 
-    @classmethod
-    def of(cls, games: Sequence[int], powers: Sequence[float], least: float) -> _Counts:
-        """Return the counts, given the first five and the power sums of the values about ``least``."""
-        rows, distinct, largest, pairs, triples = map(int, games)
-        p1, p2, p3, p4 = powers
-        m = p1 / rows
-        second = p2 - m * p1
-        third = p3 - 3 * m * p2 + 2 * m * m * p1
-        fourth = p4 - 4 * m * p3 + 6 * m * m * p2 - 3 * m**3 * p1
-        # The power sums are large numbers of which small differences remain, so equal values rarely give 0.
-        if second < _NOISE * p2:  # equal values; the rest is rounding
-            second = third = fourth = 0.0
-        # The fourth moment is at least S2² / N (Cauchy-Schwarz); rounding may give less.
-        fourth = max(fourth, second * second / rows)
-        return cls(rows, distinct, largest, pairs, triples, least + m, second, third, fourth)
+
+class _Split(NamedTuple):
+    """Counts of a split."""
+
+    sizes: dict[int, int]
+    """Number of games by their number of rows."""
+    whole: _Counts
+    buckets: dict[int, _Counts]
+    """Those of each bucket that has rows."""
+    least: float
+    """The least value; 0 if the values are not compared, because all are equal or some are not finite."""
 
 
-class _Pairs:
-    """Statistics of pairs of rows in an order, within runs of consecutive rows.
+class _Order(NamedTuple):
+    """Pairs of rows in an order, within runs of consecutive rows of a segment."""
 
-    Attributes:
-        runs: Ranges of row indices by segment.
-        found: By the name of the figure: the number of same-game pairs at a lag ("neighbours-1") or within
-            batches ("batch-256"), or the sum of (value - mean) (later value - mean) at a lag ("value-1").
-    """
+    runs: dict[int, list[int]]
+    """Numbers of rows of the runs of each segment."""
+    found: dict[str, float]
+    """By the name of the figure: the number of same-game pairs at a lag ("neighbours-1") or within batches
+    ("batch-256"), or the sum of (value - mean) (later value - mean) at a lag ("value-1")."""
+    rank: Figure
+    """Rank correlation with the input order."""
 
-    def __init__(self) -> None:
-        self.runs = defaultdict[int, list[_RowRange]](list)
-        self.found = defaultdict[str, float](float)
-
-    def add(self, segment: int, first: int, game: _Array, value: _Array) -> None:
-        """Count a run of consecutive rows.
-
-        Args:
-            segment: Its segment.
-            first: Index of its first row.
-            game: Game of each row.
-            value: Value of each row, minus the mean.
-        """
-        self.runs[segment].append((first, first + len(game)))
-        for lag in range(1, min(_LAGS, len(game) - 1) + 1):
-            self.found[f"neighbours-{lag}"] += int(np.count_nonzero(game[lag:] == game[:-lag]))
-        for lag in _VALUE_LAGS:
-            self.found[f"value-{lag}"] += float((value[lag:] * value[:-lag]).sum())
-        # Sorted by game, the rows of a game in one batch are neighbours: a stable sort keeps the batches in
-        # order.
-        order = np.argsort(game, kind="stable")
-        game = game[order]
-        for size in _BATCHES:
-            batch = (first + order) // size
-            ends = np.flatnonzero((game[1:] != game[:-1]) | (batch[1:] != batch[:-1])) + 1
-            counts = np.diff(ends, prepend=0, append=len(game))
-            self.found[f"batch-{size}"] += int((counts * (counts - 1)).sum()) // 2
+    @property
+    def rows(self) -> int:
+        """Number of rows of all runs."""
+        return sum(map(sum, self.runs.values()))
 
 
 def measure_quality(
@@ -178,296 +141,309 @@ def measure_quality(
 
     def measure() -> Quality:
         with duckdb_session(memory=memory, threads=threads or default_workers(), store=target.path) as con:
-            return _Measurement(target, con).quality()
+            return _measure(target, con)
 
     with translate_errors(target.path):
         return on_disk(measure)
 
 
-class _Measurement:
-    """Counts of a shuffle, and the figures made of them."""
+def _measure(store: Store, con: DuckDBPyConnection) -> Quality:
+    shuffle = store.manifest.stages["shuffle"]
+    whole_games = shuffle["choices"].get("assign") == "game"
+    by_bucket = whole_games or "stratify_by" in shuffle["choices"]
+    counted = {}
+    # The training split is the last one, as its rows are read below.
+    for split in reversed(SPLITS):
+        if shuffle["splits"].get(split):
+            counted[split] = _count_split(con, store, split)
+    train = counted[SPLIT]
+    whole, buckets, pieces = train.whole, train.buckets, _count_pieces(con, store, train)
+    before = _read_order(con, store, "position_id", _SAMPLED_INPUT, train, "0")
+    after = _read_order(con, store, "row_index", _SAMPLED, train, "bucket" if by_bucket else "0")
 
-    def __init__(self, store: Store, con: DuckDBPyConnection) -> None:
-        self.store, self.con = store, con
-        lineage = store.manifest.stages["shuffle"]
-        self.seed: int = lineage["seed"]
-        self.whole_games = lineage["choices"].get("assign") == "game"
-        self.by_bucket = self.whole_games or "stratify_by" in lineage["choices"]
-        self.files, self.rows = store.files(f"shuffled/{SPLIT}"), len(store.rows(f"shuffled/{SPLIT}"))
-        self._view(SPLIT)
-        # Powers relative to the least value are exact if all values are equal.
-        least, greatest, finite = self._all("value_range")[0]
-        self.constant = not finite or least == greatest
-        self.least: float = 0.0 if self.constant else least
-        self.sizes, self.counted = self._games(SPLIT)
-        powers = [[0.0] * 4 if self.constant else row[5:] for row in self.counted.values()]
-        self.buckets = {
-            number: _Counts.of(row[:5], sums, self.least)
-            for (number, row), sums in zip(self.counted.items(), powers, strict=True)
-        }
-        # Counted over the whole split, because the counts of buckets do not add up: a game is in several.
-        games = (
-            self.rows,
-            sum(self.sizes.values()),
-            max(self.sizes),
-            sum(games * n * (n - 1) for n, games in self.sizes.items()),
-            sum(games * n * (n - 1) * (n - 2) for n, games in self.sizes.items()),
-        )
-        self.whole = _Counts.of(games, [math.fsum(p) for p in zip(*powers, strict=True)], self.least)
-        self.segments = self.buckets if self.by_bucket else {0: self.whole}
-        self.pieces = self._pieces_of_input()
-        # Only rows of the split are compared, but their ids are numbered over all splits.
-        self.before, _ = self._pairs("position_id", store.manifest.counts["positions"], _SAMPLED_INPUT)
-        self.after, self.rank = self._pairs("row_index", self.rows, _SAMPLED)
+    share = max(piece.largest / piece.rows for piece in pieces)
+    figures = [
+        _largest_share(split, counted[split], share if split == SPLIT else None, is_judged=not whole_games)
+        for split in SPLITS
+        if split in counted
+    ]
+    games = [bucket.games for bucket in buckets.values()]
+    games_in_bucket = Figure(
+        "games-in-bucket",
+        "games in a bucket, mean",
+        "count",
+        before=sum(piece.games for piece in pieces) / len(pieces),
+        after=sum(games) / len(games),
+        expected=expected_games(train.sizes, whole.rows, [bucket.rows for bucket in buckets.values()]),
+        note=f"from {min(games):,} to {max(games):,}",
+    )
+    of_batches, neighbours, products = _figures_of_pairs(
+        before, after, whole, buckets if by_bucket else {0: whole}, whole_games=whole_games
+    )
+    # Of 100 lags, a page shows the first and the worst; the others are in `lags`.
+    among = f"the worst of lags 1 to {_LAGS}"
+    figures += [games_in_bucket, *of_batches, neighbours[0], _worst("neighbours-worst", among, neighbours)]
+    if products:
+        among = f"the worst of lags {', '.join(map(str, _VALUE_LAGS[:-1]))} and {_VALUE_LAGS[-1]}"
+        figures += [products[0], _worst("value-worst", among, products)]
+    figures.append(after.rank)
+    means = [_bucket_mean(whole, bucket, is_judged=not whole_games) for bucket in buckets.values()]
+    if whole.second:
+        unusual = max((_bucket_mean(whole, piece, is_judged=True) for piece in pieces), key=_distance)
+        figures.append(replace(max(means, key=_distance), before=unusual.after))
+    return Quality(
+        split=SPLIT,
+        positions=whole.rows,
+        sampled=after.rows,
+        sampled_before=before.rows,
+        buckets=len(store.files(f"shuffled/{SPLIT}")),
+        reference="each bucket in uniform order" if by_bucket else "the split in uniform order",
+        figures=figures,
+        lags=neighbours + products,
+        by_bucket=[
+            BucketFigures(number, b.rows, b.games, b.largest / b.rows, mean.after, mean.deviation, mean.z)
+            for (number, b), mean in zip(buckets.items(), means, strict=True)
+        ],
+    )
 
-    # --- queries
 
-    def _all(self, name: str, **named: object) -> list[tuple[Any, ...]]:
-        """Return the rows of ``queries/NAME.sql``."""
-        text = (resources.files("hexdata.quality") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
-        return self.con.execute(text, named or None).fetchall()
+# --- counts, and pairs of rows --------------------------------------------------------------------------
 
-    def _view(self, split: str, buckets: slice = slice(None)) -> list[int]:
-        """Define the view ``shuffled`` over some buckets of a split; return the rows of all of them."""
-        lengths = [facts.rows for facts in self.store.manifest.files_in(f"shuffled/{split}").values()]
-        files = read_parquet_sql(self.store.files(f"shuffled/{split}")[buckets], row_location=True)
+
+def _count_split(con: DuckDBPyConnection, store: Store, split: str) -> _Split:
+    """Return the counts of a split. The view ``shuffled`` has its rows afterwards."""
+    facts, files = store.manifest.files_in(f"shuffled/{split}"), store.files(f"shuffled/{split}")
+    firsts = [0, *accumulate(each.rows for each in facts.values())]
+    lowest = f"SELECT min(value)::DOUBLE, max(value)::DOUBLE FROM {read_parquet_sql(files)}"
+    ((least, greatest),) = con.sql(lowest).fetchall()
+    # Equal values are not compared, nor any if some are not finite.
+    is_varied = math.isfinite(least) and math.isfinite(greatest) and least < greatest
+    least = least if is_varied else 0.0
+
+    def define(some: Sequence[AnyPath]) -> None:
         # Lists start at 1 in DuckDB. A row without a game has a negative id of its own, so that it equals no
         # other.
-        self.con.execute(f"""CREATE OR REPLACE VIEW shuffled AS SELECT
+        con.execute(f"""CREATE OR REPLACE VIEW shuffled AS SELECT
             regexp_extract(filename, 'bucket-([0-9]+)[.]parquet$', 1)::BIGINT AS bucket,
-            ({[0, *accumulate(lengths)]}::BIGINT[])[bucket + 1] + file_row_number AS row_index,
-            position_id, game_id, coalesce(game_id, -1 - position_id) AS game, value::DOUBLE AS value
-            FROM {files}""")
-        return lengths
+            ({firsts}::BIGINT[])[bucket + 1] + file_row_number AS row_index,
+            position_id, game_id, coalesce(game_id, -1 - position_id) AS game,
+            {f"value::DOUBLE - {least}::DOUBLE" if is_varied else "0::DOUBLE"} AS above
+            FROM {read_parquet_sql(some, row_location=True)}""")
 
-    def _games(self, split: str) -> tuple[dict[int, int], dict[int, list[Any]]]:
-        """Return the number of games by their number of rows, and the counts of each bucket that has rows."""
-        lengths, found, start = self._view(split), dict[int, list[Any]](), 0
-        sizes = dict(self._all("game_sizes"))
-        unknown = sum(lengths) - sum(n * games for n, games in sizes.items())
-        if unknown:
-            sizes[1] = sizes.get(1, 0) + unknown
-        while start < len(lengths):  # a few buckets at a time, so that memory does not grow with the store
-            stop = start + 1
-            while stop < len(lengths) and sum(lengths[start : stop + 1]) <= _PIECE_ROWS:
-                stop += 1
-            self._view(split, slice(start, stop))
-            found |= {number: row for number, *row in self._all("buckets", least=self.least)}
-            start = stop
-        # The other queries read the whole split.
-        self._view(split)
-        return sizes, found
-
-    def _pieces_of_input(self) -> list[tuple[int, int, int, float]]:
-        """Return rows, games, rows of the largest game and mean value of the pieces of the input order.
-
-        There are as many pieces as buckets. Of a large store, a seeded sample of them is counted.
-        """
-        count = len(self.files)
-        sampled = list(range(count))
-        if self.rows > _SAMPLED:
-            drawn = Permutation(count, derive_key(self.seed, "quality", "pieces"))
-            sampled = drawn.slice(0, min(count, _SAMPLED_PIECES)).tolist()
-        positions = self.store.manifest.counts["positions"]
-        found = self._all(
-            "input_pieces", buckets=count, positions=positions, least=self.least, pieces=sampled
-        )
-        return [
-            (rows, games, int(largest), self.least + (0.0 if self.constant else value / rows))
-            for rows, games, largest, value in found
-        ]
-
-    def _pairs(self, column: str, rows: int, limit: int) -> tuple[_Pairs, Figure]:
-        """Return the pairs in the order of a column, and its rank correlation with the input order.
-
-        An order of more than ``limit`` rows is sampled in seeded stretches. Rows are compared within a
-        stretch, or within the part of a stretch in one segment.
-        """
-        is_after, condition = column == "row_index", ""
-        if rows > limit:
-            key = derive_key(self.seed, "quality", "shuffled" if is_after else "input")
-            drawn = Permutation(rows // _STRETCH, key).slice(0, min(limit, rows) // _STRETCH)
-            condition = f"WHERE {column} // {_STRETCH} IN ({', '.join(map(str, drawn.tolist()))})"
-        # Narrow types, because up to four million rows are held in memory.
-        kind = "INTEGER" if self.store.manifest.counts["positions"] < 1 << 31 else "BIGINT"
-        selected = (
-            f"bucket::{kind}, {column}::{kind} AS index, position_id::{kind}, game::{kind}, value::FLOAT"
-        )
-        columns = self.con.execute(f"SELECT {selected} FROM shuffled {condition} ORDER BY index").fetchnumpy()
-        bucket, index, ids, game, value = (np.asarray(each) for each in columns.values())
-        # Options determine the buckets of the shuffled order only, so the input order is always one segment.
-        segment = bucket if is_after and self.by_bucket else np.zeros_like(bucket)
-        run = index // _STRETCH if condition else np.zeros_like(index)
-        starts = np.flatnonzero(np.diff(run, prepend=-1) | np.diff(segment, prepend=-1))
-        pairs = _Pairs()
-        for start, stop in zip(starts, [*starts[1:], len(index)], strict=True):
-            number = int(segment[start])
-            mean = self.segments[number].mean if is_after else self.whole.mean
-            # Ids of other splits are missing in the input order, so its batches are counted from the start of
-            # a run.
-            first = int(index[start]) if is_after else 0
-            pairs.add(number, first, game[start:stop], value[start:stop].astype(np.float64) - mean)
-        return pairs, self._rank(segment, index, ids)
-
-    def _rank(self, segment: _Array, index: _Array, ids: _Array) -> Figure:
-        """Return the correlation of indices with the ranks of ids, over pairs of the same segment."""
-        figure = Figure("rank", "rank correlation with the input order", "value", before=1.0)
-        covariance = index_variance = rank_variance = variance = 0.0
-        starts = np.flatnonzero(np.diff(segment, prepend=-1))
-        for start, stop in zip(starts, [*starts[1:], len(index)], strict=True):
-            place = index[start:stop] - index[start:stop].mean()
-            rank = np.argsort(np.argsort(ids[start:stop])) - (stop - start - 1) / 2
-            one, other = float((place * place).sum()), float((rank * rank).sum())
-            covariance += float((place * rank).sum())
-            index_variance += one
-            rank_variance += other
-            # The correlation has variance 1 / (N - 1) in each segment, and segments are independent.
-            variance += one * other / max(stop - start - 1, 1)
-        if not index_variance * rank_variance:
-            return figure
-        return judge(
-            figure, covariance, Moments(0.0, variance, 0.0), 1 / math.sqrt(index_variance * rank_variance)
-        )
-
-    # --- figures
-
-    def quality(self) -> Quality:
-        """Return all figures."""
-        figures = [self._largest_share(SPLIT, self.sizes, self.counted)]
-        splits = self.store.manifest.stages["shuffle"]["splits"]
-        others = [split for split in SPLITS if split != SPLIT and splits.get(split)]
-        figures += [self._largest_share(split, *self._games(split)) for split in others]
-        games = [counts.games for counts in self.buckets.values()]
-        games_before = sum(games for _, games, _, _ in self.pieces) / len(self.pieces)
-        expected = expected_games(self.sizes, self.rows, [c.rows for c in self.buckets.values()])
-        note = f"from {min(games):,} to {max(games):,}"
-        figure = Figure("games-in-bucket", "games in a bucket, mean", "count", games_before, note=note)
-        figures.append(replace(figure, after=sum(games) / len(games), expected=expected))
-        for size in _BATCHES:
-            whole = min(size, self.rows)
-            figure = Figure(f"batch-{size}", f"same-game pairs in a batch of {size}", "count")
-            slots_of = partial(batch_slots, size=size)
-            figures.append(self._of_pairs(figure, slots_of, _same_game, whole * (whole - 1) / 2))
-        lags = []
-        for lag in range(1, _LAGS + 1):
-            figure = Figure(f"neighbours-{lag}", f"neighbours of the same game, lag {lag}", "share")
-            lags.append(self._of_pairs(figure, partial(lag_slots, lag=lag), _same_game))
-        # Of 100 lags, a page shows the first and the worst; the others are in `lags`.
-        figures += [lags[0], _worst("neighbours-worst", f"the worst of lags 1 to {_LAGS}", lags)]
-        products = []
-        for lag in () if self.constant else _VALUE_LAGS:
-            figure = Figure(f"value-{lag}", f"autocorrelation of the value, lag {lag}", "value")
-            products.append(self._of_pairs(figure, partial(lag_slots, lag=lag), _product))
-        if products:
-            listed = ", ".join(map(str, _VALUE_LAGS[:-1])) + f" and {_VALUE_LAGS[-1]}"
-            figures += [products[0], _worst("value-worst", f"the worst of lags {listed}", products)]
-        figures.append(self.rank)
-        unusual, by_bucket = self._bucket_means()
-        figures += unusual
-        sampled, sampled_before = (
-            sum(stop - start for runs in order.runs.values() for start, stop in runs)
-            for order in (self.after, self.before)
-        )
-        return Quality(
-            split=SPLIT,
-            positions=self.rows,
-            sampled=sampled,
-            sampled_before=sampled_before,
-            buckets=len(self.files),
-            reference="each bucket in uniform order" if self.by_bucket else "the split in uniform order",
-            figures=figures,
-            lags=lags + products,
-            by_bucket=by_bucket,
-        )
-
-    def _bucket_means(self) -> tuple[list[Figure], list[BucketFigures]]:
-        """Return the figure of the most unusual mean value, if values differ; and those of each bucket."""
-        means = {number: self._mean(counts.mean, counts.rows) for number, counts in self.buckets.items()}
-        figures = []
-        if self.constant:
-            means = dict.fromkeys(means, Figure("bucket-mean", "", "value"))
-        else:
-            before = [self._mean(mean, rows) for rows, _, _, mean in self.pieces]
-            unusual = max(before, key=lambda figure: abs(figure.z or 0.0)).after
-            figures = [replace(max(means.values(), key=_distance), before=unusual)]
-        by_bucket = [
-            BucketFigures(n, c.rows, c.games, c.largest / c.rows, mean.after, mean.deviation, mean.z)
-            for (n, c), mean in zip(self.buckets.items(), means.values(), strict=True)
-        ]
-        return figures, by_bucket
-
-    def _largest_share(self, split: str, sizes: dict[int, int], buckets: dict[int, list[Any]]) -> Figure:
-        """Return the figure for the largest share of one game in a bucket of a split."""
-        share, games = max((largest / rows, games) for rows, games, largest, *_ in buckets.values())
-        rows = [counts[0] for counts in buckets.values()]
-        possible = max(MAX_GAME_SHARE, share)
-        # The share in a single bucket does not depend on the order.
-        if len(rows) > 1:
-            # The smallest bucket has the largest shares by chance.
-            possible = possible_share(sizes, sum(rows), min(rows), len(rows), MAX_GAME_SHARE)
-        note = f"limit {MAX_GAME_SHARE:.0%}"
-        if self.whole_games:
-            note = "not judged: each game is in one bucket"
-        elif possible > MAX_GAME_SHARE:
-            note = f"limit {possible:.3%}: games and buckets of this size cannot keep to {MAX_GAME_SHARE:.0%}"
-        name, title, before = f"largest-share-{split}", f" of {split}", None
-        if split == SPLIT:
-            before = max(largest / rows for rows, _, largest, _ in self.pieces)
-            name, title = "largest-share", ""
-        title = f"largest share of one game in a bucket{title} ({count_of(games, 'game')})"
-        figure = Figure(name, title, "share", before, share, judged=not self.whole_games, note=note)
-        return replace(figure, ok=self.whole_games or share <= possible)
-
-    def _mean(self, mean: float, rows: int) -> Figure:
-        """Return the figure for the mean value of ``rows`` rows, drawn without replacement."""
-        whole, n = self.whole, self.rows
-        figure = Figure("bucket-mean", "value mean of a bucket, the furthest out", "value")
-        if rows >= n or not whole.second:
-            return replace(figure, after=mean, expected=whole.mean, note="does not depend on the order")
-        variance = whole.second / (n - 1) / rows * (1 - rows / n)
-        skewness = abs(whole.third / n) / (whole.second / n) ** 1.5 / math.sqrt(rows)
-        found = judge(figure, mean, Moments(whole.mean, variance, skewness * variance**1.5), both=True)
-        if self.whole_games:
-            # With whole games, the values of a bucket are not a draw of independent positions.
-            note = f"whole games per bucket: {abs(found.z or 0.0):.3g} s.d. of independent positions"
-            return replace(found, bound=None, judged=False, ok=True, note=note)
-        return found
-
-    def _of_pairs(self, figure: Figure, slots_of: _SlotsOf, kernel: _KernelOf, scale: float = 1.0) -> Figure:
-        """Compare a sum over pairs of rows with a random order of each segment.
-
-        The figure is ``scale`` times the mean of the pairs: of same-game pairs, or of products of values in
-        units of their variance.
-        """
-        is_product = kernel is _product
-
-        def weight(slots: Slots, counts: _Counts) -> float:
-            return slots.pairs * (counts.second / counts.rows if is_product else 1.0)
-
-        before, after = (order.found[figure.name] for order in (self.before, self.after))
-        if pairs := sum(weight(slots_of(runs), self.whole) for runs in self.before.runs.values()):
-            figure = replace(figure, before=before / pairs * scale)
-        parts = [(slots_of(self.after.runs.get(n, [])), counts) for n, counts in self.segments.items()]
-        pairs = sum(weight(slots, counts) for slots, counts in parts)
-        if not pairs:
-            return figure
-        if not is_product:
-            uniform = self.whole.pairs / (self.rows * (self.rows - 1))
-            if not uniform:
-                figure = replace(figure, note="no game has two positions")
-            elif self.whole_games:
-                times = f"{after / pairs / uniform:.3g} times the pairs of a uniform order"
-                figure = replace(figure, note=f"whole games per bucket: {times}")
-        chance = total([moments(slots, kernel(counts)) for slots, counts in parts])
-        return judge(figure, after, chance, scale / pairs)
+    buckets, step = dict[int, _Counts](), max(1, _QUERY_ROWS * len(files) // firsts[-1])
+    for start in range(0, len(files), step):
+        define(files[start : start + step])
+        buckets |= _count(con, "bucket", least)
+    define(files)
+    # The counts of buckets do not add up to those of the split: a game is in several.
+    return _Split(_sizes(con), _count(con, "0", least)[0], buckets, least)
 
 
-def _same_game(counts: _Counts) -> Kernel:
-    return same_game_kernel(counts.rows, counts.pairs, counts.triples)
+def _count(con: DuckDBPyConnection, group: str, least: float, condition: str = "true") -> dict[int, _Counts]:
+    """Return the counts of each group of rows of the view ``shuffled``, given as an SQL expression."""
+    text = Template((resources.files("hexdata.quality") / "counts.sql").read_text(encoding="utf-8"))
+    rows = con.sql(text.substitute(group=group, least=f"{least}::DOUBLE", condition=condition)).fetchall()
+    return {number: _Counts(*counts) for number, *counts in rows}
 
 
-def _product(counts: _Counts) -> Kernel:
-    return product_kernel(counts.rows, counts.second, counts.third, counts.fourth)
+def _sizes(con: DuckDBPyConnection) -> dict[int, int]:
+    """Return the number of games of the view ``shuffled`` by their number of rows."""
+    games = "SELECT game_id, count(*) AS rows FROM shuffled GROUP BY game_id"
+    sizes = Counter[int]()
+    for is_known, rows, count in con.sql(
+        f"SELECT game_id IS NOT NULL AS is_known, rows, count(*) FROM ({games}) GROUP BY ALL"
+    ).fetchall():
+        # Each row without a game counts as one game.
+        sizes[rows if is_known else 1] += count if is_known else rows
+    return sizes
+
+
+def _count_pieces(con: DuckDBPyConnection, store: Store, train: _Split) -> list[_Counts]:
+    """Return the counts of equal pieces of the input order, as many as there are buckets.
+
+    Of a large store, a seeded sample of them is counted.
+    """
+    count, condition = len(store.files(f"shuffled/{SPLIT}")), "true"
+    if train.whole.rows > _SAMPLED:
+        key = derive_key(store.manifest.stages["shuffle"]["seed"], "quality", "pieces")
+        drawn = Permutation(count, key).slice(0, min(count, _SAMPLED_PIECES)).tolist()
+        condition = f"group_number IN ({', '.join(map(str, drawn))})"
+    piece = f"(position_id * {count}) // {store.manifest.counts['positions']}"
+    return [*_count(con, piece, train.least, condition).values()]
+
+
+def _read_order(
+    con: DuckDBPyConnection, store: Store, column: str, limit: int, train: _Split, segment: str
+) -> _Order:
+    """Return the pairs of rows of the view ``shuffled`` in the order of a column.
+
+    An order of more than ``limit`` rows is sampled in seeded stretches. Rows are compared within a stretch,
+    or within the part of a stretch in one segment.
+
+    Args:
+        con: The session.
+        store: The store.
+        column: "row_index", or "position_id" for the order of the input.
+        limit: Maximum number of rows.
+        train: Counts of the split.
+        segment: "bucket", or "0" if the split is the only segment.
+    """
+    is_input, positions = column == "position_id", store.manifest.counts["positions"]
+    # Only rows of the split are compared, but their ids are numbered over all splits.
+    rows, stretch, condition = positions if is_input else train.whole.rows, "0", ""
+    if rows > limit:
+        seed = store.manifest.stages["shuffle"]["seed"]
+        key = derive_key(seed, "quality", "input" if is_input else "shuffled")
+        drawn = Permutation(rows // _STRETCH, key).slice(0, limit // _STRETCH).tolist()
+        stretch = f"{column} // {_STRETCH}"
+        condition = f"WHERE {stretch} IN ({', '.join(map(str, drawn))})"
+    # Narrow types, because up to four million rows are held in memory.
+    kind = "INTEGER" if positions < 1 << 31 else "BIGINT"
+    names = {"segment": segment, "stretch": stretch, "game": "game", "index": column, "id": "position_id"}
+    numbers = ", ".join(f"({each})::{kind} AS {name}" for name, each in names.items())
+    query = f"SELECT {numbers}, above FROM shuffled {condition} ORDER BY index"
+    number, part, game, index, ids, value = map(np.asarray, con.execute(query).fetchnumpy().values())
+    runs, found = defaultdict[int, list[int]](list), defaultdict[str, float](float)
+    starts = np.flatnonzero(np.diff(part, prepend=-1) | np.diff(number, prepend=-1))
+    for start, stop in pairwise([*starts.tolist(), len(index)]):
+        own = int(number[start])
+        mean = (train.buckets[own] if segment == "bucket" else train.whole).mean - train.least
+        runs[own].append(stop - start)
+        for name, amount in _pairs(game[start:stop], value[start:stop] - mean):
+            found[name] += amount
+    return _Order(runs, found, _rank(number, index, ids))
+
+
+def _pairs(game: _Array, value: _Array) -> Iterator[tuple[str, float]]:
+    """Yield the name and the number of pairs of each kind in a run, given the value minus the mean."""
+    for lag in range(1, _LAGS + 1):
+        yield f"neighbours-{lag}", int(np.count_nonzero(game[lag:] == game[:-lag]))
+    for lag in _VALUE_LAGS:
+        yield f"value-{lag}", float((value[lag:] * value[:-lag]).sum())
+    # Sorted by game, the rows of a game in one batch are neighbours: a stable sort keeps the batches in
+    # order.
+    order = np.argsort(game, kind="stable")
+    game = game[order]
+    for size in _BATCHES:
+        batch = order // size
+        ends = np.flatnonzero((game[1:] != game[:-1]) | (batch[1:] != batch[:-1])) + 1
+        counts = np.diff(ends, prepend=0, append=len(game))
+        yield f"batch-{size}", int((counts * (counts - 1)).sum()) // 2
+
+
+def _rank(segment: _Array, index: _Array, ids: _Array) -> Figure:
+    """Return the correlation of indices with the ranks of ids, over pairs of the same segment."""
+    figure = Figure("rank", "rank correlation with the input order", "value", before=1.0)
+    sums, variance = np.zeros((2, 2)), 0.0
+    starts = np.flatnonzero(np.diff(segment, prepend=-1))
+    for start, stop in pairwise([*starts.tolist(), len(index)]):
+        rank = np.argsort(np.argsort(ids[start:stop]))
+        of_segment = np.cov(index[start:stop], rank, bias=True) * (stop - start)
+        sums += of_segment
+        # The correlation has variance 1 / (N - 1) in each segment, and segments are independent.
+        variance += float(of_segment[0, 0] * of_segment[1, 1]) / max(stop - start - 1, 1)
+    scale = math.sqrt(sums[0, 0] * sums[1, 1])
+    return judge(figure, float(sums[0, 1]), Moments(0.0, variance, 0.0), 1 / scale) if scale else figure
+
+
+# --- figures --------------------------------------------------------------------------------------------
+
+
+def _largest_share(split: str, counted: _Split, before: float | None, *, is_judged: bool) -> Figure:
+    """Return the figure for the largest share of one game in a bucket of a split."""
+    buckets = counted.buckets.values()
+    share, games = max((bucket.largest / bucket.rows, bucket.games) for bucket in buckets)
+    possible = max(MAX_GAME_SHARE, share)
+    # The share in a single bucket does not depend on the order.
+    if len(buckets) > 1:
+        # The smallest bucket has the largest shares by chance.
+        smallest = min(bucket.rows for bucket in buckets)
+        possible = possible_share(counted.sizes, counted.whole.rows, smallest, len(buckets), MAX_GAME_SHARE)
+    note = f"limit {MAX_GAME_SHARE:.0%}"
+    if not is_judged:
+        note = "not judged: each game is in one bucket"
+    elif possible > MAX_GAME_SHARE:
+        note = f"limit {possible:.3%}: games and buckets of this size cannot keep to {MAX_GAME_SHARE:.0%}"
+    name, of = ("largest-share", "") if split == SPLIT else (f"largest-share-{split}", f" of {split}")
+    title = f"largest share of one game in a bucket{of} ({count_of(games, 'game')})"
+    ok = share <= possible or not is_judged
+    return Figure(name, title, "share", before, share, judged=is_judged, ok=ok, note=note)
+
+
+def _bucket_mean(whole: _Counts, part: _Counts, *, is_judged: bool) -> Figure:
+    """Return the figure for the mean value of a bucket, whose rows are drawn without replacement."""
+    figure = Figure("bucket-mean", "value mean of a bucket, the furthest out", "value")
+    n, rows = whole.rows, part.rows
+    if not whole.second:  # values are not compared
+        return figure
+    if rows >= n:
+        return replace(figure, after=part.mean, expected=whole.mean, note="does not depend on the order")
+    variance = whole.second / (n - 1) / rows * (1 - rows / n)
+    skewness = abs(whole.third / n) / (whole.second / n) ** 1.5 / math.sqrt(rows)
+    found = judge(figure, part.mean, Moments(whole.mean, variance, skewness * variance**1.5), both=True)
+    if not is_judged:
+        # With whole games, the values of a bucket are not a draw of independent positions.
+        note = f"whole games per bucket: {abs(found.z or 0.0):.3g} s.d. of independent positions"
+        return replace(found, bound=None, judged=False, ok=True, note=note)
+    return found
+
+
+def _figures_of_pairs(
+    before: _Order, after: _Order, whole: _Counts, segments: Mapping[int, _Counts], *, whole_games: bool
+) -> tuple[list[Figure], list[Figure], list[Figure]]:
+    """Return the figures of batches, of neighbours and of products of values at each lag, if these differ."""
+    compare = partial(_compare, before, after, whole, segments)
+    batches = []
+    for size in _BATCHES:
+        pairs = math.comb(min(size, whole.rows), 2)
+        figure = Figure(f"batch-{size}", f"same-game pairs in a batch of {size}", "count")
+        figure = compare(figure, partial(batch_slots, size=size), pairs)
+        if whole_games and figure.after and whole.pairs:
+            times = figure.after / pairs * whole.rows * (whole.rows - 1) / whole.pairs
+            note = f"whole games per bucket: {times:.3g} times the pairs of a uniform order"
+            figure = replace(figure, note=note)
+        batches.append(figure)
+    neighbours, products = list[Figure](), list[Figure]()
+    for lag in range(1, _LAGS + 1):
+        figure = Figure(f"neighbours-{lag}", f"neighbours of the same game, lag {lag}", "share")
+        neighbours.append(compare(figure, partial(lag_slots, lag=lag)))
+    for lag in _VALUE_LAGS if whole.second else ():
+        figure = Figure(f"value-{lag}", f"autocorrelation of the value, lag {lag}", "value")
+        products.append(compare(figure, partial(lag_slots, lag=lag)))
+    return batches, neighbours, products
+
+
+def _compare(
+    before: _Order,
+    after: _Order,
+    whole: _Counts,
+    segments: Mapping[int, _Counts],
+    figure: Figure,
+    slots_of: Callable[[Sequence[int]], Slots],
+    scale: float = 1.0,
+) -> Figure:
+    """Compare a sum over pairs of rows with a random order of each segment.
+
+    The figure is ``scale`` times the mean of the pairs: of same-game pairs, or of products of values in units
+    of their variance.
+    """
+    is_product = figure.unit == "value"
+
+    def weight(slots: Slots, counts: _Counts) -> float:
+        return slots.pairs * (counts.second / counts.rows if is_product else 1.0)
+
+    if pairs := sum(weight(slots_of(runs), whole) for runs in before.runs.values()):
+        figure = replace(figure, before=before.found[figure.name] / pairs * scale)
+    parts = [(slots_of(runs), segments[number]) for number, runs in after.runs.items()]
+    if not (pairs := sum(weight(slots, counts) for slots, counts in parts)):
+        return figure
+    chance = []
+    for slots, counts in parts:
+        kernel = same_game_kernel(counts.rows, counts.pairs, counts.triples)
+        if is_product:
+            kernel = product_kernel(counts.rows, counts.second, counts.third, counts.fourth)
+        chance.append(moments(slots, kernel))
+    return judge(figure, after.found[figure.name], total(chance), scale / pairs)
 
 
 def _worst(name: str, among: str, figures: list[Figure]) -> Figure:

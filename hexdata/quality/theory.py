@@ -31,29 +31,24 @@ class Slots(NamedTuple):
     """Largest number of indices that are all paired with each other: the batch size, or 2 for neighbours."""
 
 
-def lag_slots(runs: Iterable[tuple[int, int]], lag: int) -> Slots:
-    """Return the pairs of indices ``lag`` apart within row ranges [start, stop).
+def lag_slots(runs: Iterable[int], lag: int) -> Slots:
+    """Return the pairs of indices ``lag`` apart within runs, given the number of rows of each.
 
-    In a range of l rows, l - lag indices are the first of a pair, and l - 2 lag of them also the second of
-    one.
+    In a run of n rows, n - lag indices are the first of a pair, and n - 2 lag of them also the second of one.
     """
-    lengths = [stop - start for start, stop in runs]
+    lengths = [*runs]
     return Slots(sum(max(0, n - lag) for n in lengths), 2 * sum(max(0, n - 2 * lag) for n in lengths), 2)
 
 
-def batch_slots(runs: Iterable[tuple[int, int]], size: int) -> Slots:
-    """Return the pairs of indices within batches; batch i has the indices [i size, (i + 1) size)."""
-    parts = Counter[int]()  # number of batches, and of parts of batches at the ends of the ranges, by size
-    for start, stop in runs:
-        first, last = -(-start // size), stop // size
-        if first > last:  # within one batch
-            parts[stop - start] += 1
-        else:
-            parts[size] += last - first
-            parts.update([first * size - start, stop - last * size])
-    pairs = sum(count * n * (n - 1) // 2 for n, count in parts.items())
-    touching = sum(count * n * (n - 1) * (n - 2) for n, count in parts.items())
-    return Slots(pairs, touching, max((n for n, count in parts.items() if count), default=0))
+def batch_slots(runs: Iterable[int], size: int) -> Slots:
+    """Return the pairs of indices within batches, the last of which is shorter in each run."""
+    batches = Counter[int]()  # number of batches by their size
+    for length in runs:
+        batches[size] += length // size
+        batches[length % size] += 1
+    pairs = sum(count * n * (n - 1) // 2 for n, count in batches.items())
+    touching = sum(count * n * (n - 1) * (n - 2) for n, count in batches.items())
+    return Slots(pairs, touching, max(n for n, count in batches.items() if count))
 
 
 class Kernel(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from fractions import Fraction
-from itertools import combinations, permutations
+from itertools import accumulate, combinations, permutations
 
 import numpy as np
 import pytest
@@ -27,14 +27,18 @@ Pairs = list[tuple[int, int]]
 
 def lag_pairs(runs, lag) -> Pairs:
     """Return all pairs of indices."""
-    return [(p, p + lag) for start, stop in runs for p in range(start, stop - lag)]
+    firsts = accumulate(runs, initial=0)
+    return [
+        (p, p + lag) for first, n in zip(firsts, runs, strict=False) for p in range(first, first + n - lag)
+    ]
 
 
 def batch_pairs(runs, size) -> Pairs:
+    firsts = accumulate(runs, initial=0)
     return [
-        (p, q)
-        for start, stop in runs
-        for p, q in combinations(range(start, stop), 2)
+        (first + p, first + q)
+        for first, n in zip(firsts, runs, strict=False)
+        for p, q in combinations(range(n), 2)
         if p // size == q // size
     ]
 
@@ -52,9 +56,10 @@ def kernel_of_values(values) -> Kernel:
 
 
 SLOTS = {
-    "a batch and a rest": (lambda n: batch_slots([(0, n)], 4), lambda n: batch_pairs([(0, n)], 4)),
-    "small batches": (lambda n: batch_slots([(0, n)], 2), lambda n: batch_pairs([(0, n)], 2)),
-    "lag 2": (lambda n: lag_slots([(0, n)], 2), lambda n: lag_pairs([(0, n)], 2)),
+    "a batch and a rest": (lambda n: batch_slots([n], 4), lambda n: batch_pairs([n], 4)),
+    "small batches": (lambda n: batch_slots([n], 2), lambda n: batch_pairs([n], 2)),
+    "lag 2": (lambda n: lag_slots([n], 2), lambda n: lag_pairs([n], 2)),
+    "batches of two runs": (lambda n: batch_slots([2, n - 2], 2), lambda n: batch_pairs([2, n - 2], 2)),
 }
 
 
