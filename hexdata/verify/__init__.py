@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 
 import pyarrow as pa
 
 from hexdata.checks import check_options
-from hexdata.errors import BudgetError, EngineError, HexdataError, StoreLockedError, VerifyError
+from hexdata.errors import (
+    BudgetError,
+    EngineError,
+    HexdataError,
+    StoreError,
+    StoreLockedError,
+    VerifyError,
+)
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_input_order, measure_quality
 from hexdata.retry import on_disk
@@ -31,9 +38,10 @@ from hexdata.verify.tables import (
     VerifyOptions,
     check_files,
     check_position_values,
+    check_rules,
     check_stage,
     check_tables,
-    find_broken_rules,
+    find_unreadable,
 )
 
 __all__ = ["Check", "RoundTrip", "VerifyOptions", "VerifyResult", "check_round_trip", "verify_store"]
@@ -93,7 +101,9 @@ def verify_store(
 ) -> VerifyResult:
     """Check all stages of a store. Failed checks raise no error; see :attr:`VerifyResult.ok`.
 
-    If a file is damaged or a table has other columns or rows than stated, the remaining checks do not run.
+    If a file is damaged or a table has other columns or rows than stated, the remaining checks do not run. If
+    a file with the stated digest cannot be read, the check "pages" names it, and those that read it are left
+    out.
 
     Args:
         store: Folder of the store, or its address in an object store.
@@ -112,6 +122,7 @@ def verify_store(
     options, result = check_options(options, VerifyOptions), VerifyResult()
     target = Store.open(store)
     _require_no_writer(target)
+    unreadable: dict[str, StoreError] = {}
     for name, check in _checks(target, options, result, progress):
         try:
             with translate_errors(target.path):
@@ -125,6 +136,15 @@ def verify_store(
             # A stage that has begun since may have replaced the file that was being read.
             _require_no_writer(target)
             outcome = Check(name, False, str(error))
+            if isinstance(error, StoreError) and name not in ("files", "tables"):
+                if not unreadable:
+                    with translate_errors(target.path):
+                        unreadable = on_disk(find_unreadable, target)
+                    if unreadable:
+                        outcome = Check("pages", False, "; ".join(map(str, unreadable.values())))
+                        result.commands = rebuild_commands(target, unreadable)
+                elif error.path is None or error.path.endswith((*unreadable,)):
+                    continue  # the file is named above
         result.checks.append(outcome)
     return result
 
@@ -152,21 +172,14 @@ def _checks(
     if not result.ok:
         return  # the other checks would fail because of the same files
 
-    # One session for all rules, as each session reads the footers of the tables again.
-    broken = cache(partial(find_broken_rules, store, limits))
-
-    def rule(name: str) -> str:
-        if name in broken():
-            raise broken()[name]
-        return "no row breaks a rule" + (unknown() if name == "games" else "")
-
-    def unknown() -> str:
-        """Return what the checks of games do not cover, as the end of their details."""
-        count = store.count_without_game()
-        return f"; {without_game(count, positions)}" if count else ""
+    def with_unknown(check: Callable[[], str]) -> str:
+        """Add what a check of games does not cover to its details."""
+        detail, count = check(), store.count_without_game()
+        return f"{detail}; {without_game(count, positions)}" if count else detail
 
     for name in RULED:
-        yield name, partial(rule, name)
+        check = partial(check_rules, store, limits, name)
+        yield name, partial(with_unknown, check) if name == "games" else check
     yield "position values", partial(check_position_values, store)
     # The measurement locates positions by their ids, so these must be valid.
     if result.ok and positions:
@@ -186,10 +199,10 @@ def _checks(
 
         def quality() -> str:
             result.quality = measure_quality(store.path, **limits)
-            return check_quality(result.quality) + unknown()
+            return check_quality(result.quality)
 
         progress.begin("measure", None, "positions")
-        yield "shuffle quality", quality
+        yield "shuffle quality", partial(with_unknown, quality)
     if "export stage" in current:
         yield "shards", partial(check_shards, store, options, progress)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from shutil import disk_usage
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -15,7 +16,7 @@ from hexdata.errors import VerifyError
 from hexdata.progress import Progress
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shards.block_check import check_block
-from hexdata.shards.blocks import Block, block_fields, columns_to_block
+from hexdata.shards.blocks import Block, block_fields, block_length, columns_to_block
 from hexdata.shards.format import read_blocks
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.shards.reader import load_manifest
@@ -25,7 +26,7 @@ from hexdata.shuffle.stage import prepare
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.files import FileFacts
-from hexdata.store.parquet import read_rows
+from hexdata.store.parquet import read_rows, regroup
 from hexdata.system import default_workers
 from hexdata.temporary import temporary_folder
 from hexdata.verify.shuffled import recorded_selection
@@ -76,44 +77,71 @@ def check_shards(store: Store, options: VerifyOptions, progress: Progress) -> st
     targets, with_policy = store.manifest.targets_of("shuffled"), any(shuffle["policies"].values())
     if manifest.fields != block_fields(manifest.board_size, with_policy, targets):
         raise VerifyError("the shard manifest lists wrong fields", path=folder, found=list(manifest.fields))
-    schema = positions_schema(manifest.board_size, targets)
-    rows = _sorted_rows(store, options) if store.manifest.removed_buckets else _bucket_rows(store, schema)
-    with closing(rows):  # if a check fails, the temporary files of the sort are removed at once
-        reader = _RowReader(rows, schema)
+    # If a check fails, the temporary files of the sort are removed at once.
+    with closing(_expected_blocks(store, options, manifest, with_policy)) as expected:
         for split in SPLITS:
-            for number, shard in enumerate(manifest.splits.get(split, [])):
-                path = folder / shard.name
-                for key, count, found in _blocks(path, number, shard, manifest):
-                    table = reader.take(count)
-                    if table.num_rows != count or not _is_equal(found, table, with_policy, targets):
-                        raise _differs(path, key)
-                    progress.advance(count)
+            for shard in manifest.splits.get(split, []):
+                _check_shard(folder / shard.name, shard, expected)
+                progress.advance(shard.positions)
     return f"{len(listed):,} shards contain the shuffled positions in the same order, with equal fields"
 
 
-def _is_equal(found: Block, table: pa.Table, with_policy: bool, targets: Sequence[str]) -> bool:
-    """Return whether a block has the values of its shuffled rows.
+def _check_shard(path: AnyPath, shard: ShardEntry, expected: Iterator[tuple[str, Block]]) -> None:
+    """Compare the blocks of a shard with the next ones that are expected.
 
     Types, shapes and bytes are compared, so that a NaN equals itself and -0.0 differs from 0.0.
+
+    Raises:
+        VerifyError: The blocks, their keys, their offsets or the number of positions differ.
+        StoreError: A block contains invalid values.
     """
-    # Rows with policies differ, though the manifest of the store records none.
-    with_policy = with_policy or table["policy"].null_count < table.num_rows
-    expected = columns_to_block(table, with_policy, targets)
-    return found.keys() == expected.keys() and all(
-        (found[name].dtype, found[name].shape, found[name].tobytes())
-        == (array.dtype, array.shape, array.tobytes())
-        for name, array in expected.items()
-    )
+    blocks, positions = read_blocks(path), 0
+    for stated in shard.offsets:
+        # A missing block is reported as one that differs.
+        key, found, offset = next(blocks, ("", Block(), 0))
+        # Before the comparison, because this error names the invalid value.
+        if found:
+            check_block(found, path, key)
+        name, block = next(expected, ("", Block()))
+        record = f"block {name or key}"
+        if (key, _contents(found)) != (name, _contents(block)):
+            raise VerifyError("a block differs from the shuffled positions", path=path, record=record)
+        if stated != offset:
+            reason = "the shard manifest has wrong offsets"
+            raise VerifyError(reason, path=path, record=record, found=stated, expected=offset)
+        positions += block_length(block)
+    if positions != shard.positions or next(blocks, None) is not None:
+        raise VerifyError("the shard contains other positions than the shard manifest records", path=path)
 
 
-def _bucket_rows(store: Store, schema: pa.Schema) -> Generator[pa.RecordBatch]:
-    """Yield the rows of all buckets, in order."""
+def _contents(block: Block) -> dict[str, tuple[Any, ...]]:
+    return {name: (array.dtype, array.shape, array.tobytes()) for name, array in block.items()}
+
+
+def _expected_blocks(
+    store: Store, options: VerifyOptions, manifest: ShardManifest, with_policy: bool
+) -> Generator[tuple[str, Block]]:
+    """Yield the key and the members of each block that the shards must contain."""
+    targets = store.manifest.targets_of("shuffled")
+    schema = positions_schema(manifest.board_size, targets)
+    rows = _sorted_rows(store, options) if store.manifest.removed_buckets else _bucket_rows(store, schema)
+    for _, parts in groupby(rows, key=itemgetter(0)):
+        tables = regroup(map(itemgetter(1), parts), schema, manifest.block_size)
+        for number, table in enumerate(tables):
+            # Rows with policies differ, though the manifest of the store records none.
+            has_policy = with_policy or table["policy"].null_count < table.num_rows
+            yield f"{number:06d}", columns_to_block(table, has_policy, targets)
+
+
+def _bucket_rows(store: Store, schema: pa.Schema) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yield the split and the rows of all buckets, in order."""
     for split in SPLITS:
-        yield from read_rows(store.rows(f"shuffled/{split}"), schema)
+        for batch in read_rows(store.rows(f"shuffled/{split}"), schema):
+            yield split, batch
 
 
-def _sorted_rows(store: Store, options: VerifyOptions) -> Generator[pa.RecordBatch]:
-    """Yield the rows of the removed buckets, in order: the positions are sorted again."""
+def _sorted_rows(store: Store, options: VerifyOptions) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the split and the rows of the removed buckets, in order: the positions are sorted again."""
     lineage = store.manifest.stages["shuffle"]
     again = ShuffleOptions(
         **asdict(recorded_selection(store)),
@@ -130,54 +158,5 @@ def _sorted_rows(store: Store, options: VerifyOptions) -> Generator[pa.RecordBat
         # As many passes as the free disk requires; their rows are the same as those of one pass.
         for part in prepared.parts(disk_usage(folder).free):
             with closing(prepared.sort.read(part)) as tables:
-                for _, table in tables:
-                    yield from table.to_batches()
-
-
-def _blocks(
-    path: AnyPath, number: int, shard: ShardEntry, manifest: ShardManifest
-) -> Iterator[tuple[str, int, Block]]:
-    """Yield the key, the number of positions and the members of each block of a shard.
-
-    Raises:
-        VerifyError: The numbers of positions, the keys of blocks or the offsets are wrong.
-        StoreError: A block contains invalid values.
-    """
-    blocks = read_blocks(path)
-    size = manifest.block_size
-    for first, stated in zip(range(0, shard.positions, size), shard.offsets, strict=True):
-        # A missing block is reported as one that differs.
-        key, found, offset = next(blocks, ("", Block(), 0))
-        # Before the comparison, because this error names the invalid value.
-        if found:
-            check_block(found, path, key)
-        if key != (expected := f"{(number * manifest.shard_size + first) // size:06d}"):
-            raise _differs(path, expected)
-        if stated != offset:
-            reason, record = "the shard manifest has wrong offsets", f"block {key}"
-            raise VerifyError(reason, path=path, record=record, found=stated, expected=offset)
-        yield key, min(size, shard.positions - first), found
-    if next(blocks, None) is not None:
-        raise VerifyError("the shard contains more positions than the shard manifest records", path=path)
-
-
-def _differs(path: AnyPath, key: str) -> VerifyError:
-    return VerifyError("a block differs from the shuffled positions", path=path, record=f"block {key}")
-
-
-class _RowReader:
-    """Reads a stream of rows in parts of any size."""
-
-    def __init__(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> None:
-        self._batches = batches
-        self._schema = schema
-        self._rest: pa.RecordBatch | None = None
-
-    def take(self, rows: int) -> pa.Table:
-        """Return the next rows, or fewer at the end."""
-        parts = []
-        while rows > 0 and (batch := self._rest or next(self._batches, None)) is not None:
-            self._rest = batch.slice(rows) if batch.num_rows > rows else None
-            parts.append(batch.slice(0, rows))
-            rows -= batch.num_rows
-        return pa.Table.from_batches(parts, self._schema).combine_chunks()
+                for key, table in tables:
+                    yield SPLITS[key >> 32], table

@@ -18,6 +18,7 @@ from hexdata.shards.block_check import find_bad_position
 from hexdata.storage import storage_of
 from hexdata.store import STAGES, Store
 from hexdata.store.integrity import check_tables as require_tables
+from hexdata.store.integrity import rebuild_hint
 from hexdata.store.parquet import open_parquet, read_batches
 from hexdata.store.session import DuckDBPyConnection, QueryLimits, duckdb_session, quote, read_parquet_sql
 
@@ -93,6 +94,21 @@ def check_tables(store: Store) -> str:
     return ", ".join(f"{count:,} {table}" for table, count in rows.items())
 
 
+def find_unreadable(store: Store) -> dict[str, StoreError]:
+    """Decode every Parquet file; return the error of each with a broken page, by its name."""
+    unreadable = {}
+    for name in store.manifest.files:
+        if name.endswith(".parquet"):
+            try:
+                with open_parquet(store.path / name) as file:
+                    for _ in file.iter_batches():
+                        pass
+            except StoreError as error:
+                error.hint = rebuild_hint(store, name)
+                unreadable[name] = error
+    return unreadable
+
+
 def check_stage(store: Store, stage: str) -> str:
     """Check that a stage was run on the current content of the store and lost no rows.
 
@@ -122,14 +138,16 @@ _RULE: Final = re.compile(r"^-- ([^|\n]+) \| (\w+) \| (\w+) \| (.+)\n((?s:.+?);)
 """Check, table, kind of the record, what is expected, and the query."""
 
 
-def find_broken_rules(store: Store, limits: dict[str, Any]) -> dict[str, VerifyError]:
-    """Return the checks of ``rules.sql`` that fail, each with the error of the first row that breaks a rule.
+def check_rules(store: Store, limits: dict[str, Any], check: str) -> str:
+    """Check that no row breaks a rule of one check of ``rules.sql``; return the detail of the check.
 
     Args:
         store: The store to check.
         limits: Memory and threads of the DuckDB session.
+        check: One of ``RULED``.
 
     Raises:
+        VerifyError: A row breaks a rule; the error names the first one.
         StoreError: A table cannot be read.
     """
     counts, convert = store.manifest.counts, store.manifest.stages.get("convert", {})
@@ -145,24 +163,23 @@ def find_broken_rules(store: Store, limits: dict[str, Any]) -> dict[str, VerifyE
         "held_out": convert.get("test", 0.0) + convert.get("val", 0.0),
     }
     text = (resources.files("hexdata.verify") / "rules.sql").read_text(encoding="utf-8")
-    broken: dict[str, VerifyError] = {}
     with duckdb_session(**limits, store=store.path) as con:
         _create_tables(store, con)
         # The statistics of a file may be as wrong as its values, and DuckDB would not look at these.
         con.execute("SET disabled_optimizers = 'statistics_propagation'")
-        for check, table, kind, expected, query in _RULE.findall(text):
+        for of_check, table, kind, expected, query in _RULE.findall(text):
             # One range of games after another, where the query has a range.
-            for first in range(0, counts["games"], _RANGE) if "$first" in query else [0]:
+            ranges = range(0, counts["games"], _RANGE) if "$first" in query else [0]
+            for first in ranges if of_check == check else ():
                 values |= {"first": first, "last": first + _RANGE - 1}
                 bad = Template(query.rstrip(";")).substitute(values)
                 for number, found in con.sql(f"SELECT * FROM ({bad}) ORDER BY ALL LIMIT 1").fetchall():
                     expects = Template(expected).substitute(values)
                     record, path = f"{kind} {number}", store.path / table
-                    error = VerifyError(
+                    raise VerifyError(
                         _INVALID, path=path, record=record, found=found, expected=expects, hint=_HINT
                     )
-                    broken.setdefault(check, error)
-    return broken
+    return "no row breaks a rule"
 
 
 def _create_tables(store: Store, con: DuckDBPyConnection) -> None:
