@@ -1,4 +1,4 @@
-"""Alterations of a store after which digests, counts and manifests agree: only the content is wrong."""
+"""Alterations of a store after which digests, counts and manifests agree, and the checks that fail."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from hexdata.storage import storage_of
 from hexdata.store.files import FileFacts, canonical_json, digest_file, write_bytes
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
+from hexdata.verify import verify_store
 
 SEED = 7
 SHARD = "train-000001.tar"
@@ -48,6 +49,11 @@ def with_cell(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
 def by_key(table: pa.Table) -> pa.Table:
     """Put rows into the order of their sort keys."""
     return table.take(np.argsort(sort_key(table["position_id"].to_numpy(), derive_key(SEED, "shuffle"))))
+
+
+def failures(store: Path) -> dict[str, str]:
+    """Return the detail of each failed check by name."""
+    return {check.name: check.detail for check in verify_store(store).checks if not check.ok}
 
 
 class Altered:

@@ -26,11 +26,10 @@ from hexdata.store import Store
 from hexdata.store.integrity import rebuild_command
 from hexdata.verify import verify_store
 from tests.pairs import FULL
-from tests.verify.altered import Altered, Change, with_cell, with_column
+from tests.verify.altered import Altered, Change, failures, with_cell, with_column
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore
-    from tests.verify.conftest import Failures
 
 DAMAGES: list[Callable[[bytes, int], bytes | None]] = [
     lambda data, at: data[:at] + bytes([data[at] ^ 1 << at % 8]) + data[at + 1 :],
@@ -42,9 +41,7 @@ DAMAGES: list[Callable[[bytes, int], bytes | None]] = [
 """A flipped bit, a file that ends early, a longer one, a changed page, and a missing file."""
 
 
-def test_damage_is_reported_with_a_command(
-    whole_store: Path, copy_store: CopyStore, failures: Failures
-) -> None:
+def test_damage_is_reported_with_a_command(whole_store: Path, copy_store: CopyStore) -> None:
     """Of a file of each folder alone, and of all these files together."""
     store, damages = copy_store(whole_store), cycle(DAMAGES)
     opened = Store.open(store)
@@ -179,7 +176,7 @@ VALUES: list[tuple[str, str, Any]] = [
 @pytest.mark.filterwarnings("ignore:.*hexdata.duckdb was not written")
 @pytest.mark.parametrize("number", range(len(STRUCTURES) + len(VALUES)))
 def test_every_reader_of_an_invalid_table_succeeds_or_raises_a_clear_error(
-    whole_store: Path, copy_store: CopyStore, failures: Failures, number: int
+    whole_store: Path, copy_store: CopyStore, number: int
 ) -> None:
     store, refusing = copy_store(whole_store), ()
     if number < len(STRUCTURES):
@@ -187,7 +184,7 @@ def test_every_reader_of_an_invalid_table_succeeds_or_raises_a_clear_error(
         Altered(store).table(name, change)
         table = name.split("/")[0]
         refusing = REFUSING[table]
-        assert any(table in detail for detail in failures(store, "tables").values())
+        assert any(table in detail for detail in failures(store).values())
     else:
         name, column, value = VALUES[number - len(STRUCTURES)]
         Altered(store).table(name, lambda rows: with_cell(rows, column, 0, value))
