@@ -189,7 +189,7 @@ GAME_VALUES = {
     "provenance": "guess",
     "flags": [None],
 }
-# All columns of a bucket and all fields of a block are compared by the same code, so a few represent the others
+# All columns of a bucket and all fields of a block are compared by the same code: a few represent the others
 # unless HEXDATA_TESTS=full.
 BUCKET_VALUES = {
     "position_id": 10_000,
