@@ -111,7 +111,7 @@ def _check_shard(path: AnyPath, shard: ShardEntry, expected: Iterator[tuple[str,
             raise VerifyError(reason, path=path, record=record, found=stated, expected=offset)
         positions += block_length(block)
     if positions != shard.positions or next(blocks, None) is not None:
-        raise VerifyError("the shard contains other positions than the shard manifest records", path=path)
+        raise VerifyError("the shard has other positions than the shard manifest records", path=path)
 
 
 def _contents(block: Block) -> dict[str, tuple[Any, ...]]:

@@ -292,7 +292,7 @@ FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (blocks(lambda b: {key + (key == 11): block for key, block in b.items()}), ""),
         (blocks(lambda b: b | {8: b[9], 9: b[8]}), ""),
         (blocks(lambda b: {k: v for k, v in b.items() if k != 7}), ""),
-        (blocks(lambda b: b | {max(b) + 1: b[max(b)]}, listed=False), "more positions"),
+        (blocks(lambda b: b | {max(b) + 1: b[max(b)]}, listed=False), "manifest records"),
         (blocks(lambda b: {k: {n: a for n, a in v.items() if n != "move"} for k, v in b.items()}), ""),
         (blocks(lambda b: {k: v | {"value": v["value"].astype("<f8")} for k, v in b.items()}), ""),
         (of_shards(wrong_offset), "000008"),
