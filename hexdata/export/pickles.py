@@ -80,7 +80,7 @@ class PicklesOptions(ReplacingOptions):
         BudgetError: The workers, or even one worker, do not fit into the memory.
     """
 
-    WORKER_MEMORY: ClassVar[int] = 250 << 20
+    WORKER_MEMORY: ClassVar[int] = 290 << 20
 
     order: str = "shuffled"
     level: int = 6

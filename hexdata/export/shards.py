@@ -31,7 +31,7 @@ from hexdata.storage.errors import VERIFY_HINT
 from hexdata.store import Store
 from hexdata.store.files import write_bytes
 from hexdata.store.integrity import find_damage, require_intact
-from hexdata.store.parquet import ROW_GROUP_ROWS, ParquetRows, open_parquet, read_rows, regroup
+from hexdata.store.parquet import ParquetRows, read_rows, regroup
 
 _MAX_ENTRIES: Final = 3_900_000
 """Maximum number of entries of a shard manifest that is written. Each has at most 16 bytes and one value, so
@@ -196,7 +196,9 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
         if frees:
             removed += _remove_buckets(store, {bucket for name in unwritten for bucket in readers[name]})
 
-    memory = _policy_memory(buckets.values(), options.block_size) if with_policies else 0
+    # Measured: policies exist several times, in the batch that is read and in the block that is written.
+    rows_of_block = min(options.block_size, max(map(len, buckets.values())))
+    memory = (64 << 20) + 36 * manifest.board_size**2 * rows_of_block if with_policies else 0
     run.write(files, 1e-6 + 1e-4 / options.block_size, memory, release)  # a block has a dozen members
     entries: list[ShardEntry] = [*run.files.entries.values()]
     shards = ShardManifest(
@@ -300,25 +302,6 @@ def _write_shard(
             writer.write_block(key, block)
         writer.close()
         return writer.entry(path.name, file.sha256)
-
-
-def _policy_memory(splits: Collection[ParquetRows], block_size: int) -> int:
-    """Return the bytes that a process needs for policies that are not one-hot.
-
-    They exist several times, in the row groups that are read and in the block that is written. Their number
-    is that of the first bucket that is left, as the buckets of a store are alike.
-    """
-    paths = (path for rows in splits for path, _ in rows.files if storage_of(path).exists())
-    if (path := next(paths, None)) is None:
-        return 0
-    with open_parquet(path) as file:
-        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-    columns = [group.column(index) for group in groups for index in range(group.num_columns)]
-    values = sum(each.num_values for each in columns if each.path_in_schema.startswith("policy."))
-    # Each cell has a probability, so a policy has half as many cells as values.
-    cells = values / 2 / sum(group.num_rows for group in groups)
-    rows = min(ROW_GROUP_ROWS, sum(map(len, splits)))
-    return int(6 * cells * (5 * rows + 6 * min(block_size, max(map(len, splits)))))
 
 
 def _remove_buckets(store: Store, needed: Collection[str] = ()) -> int:

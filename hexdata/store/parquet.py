@@ -357,8 +357,9 @@ def _rows_of_batch(group: pq.RowGroupMetaData) -> int:
     """Return the number of rows to decode together: all, unless a column is long."""
     rows, longest = int(group.num_rows), 1
     for column in map(group.column, range(group.num_columns)):
-        # A few bytes can encode any number of equal values, each of which takes up to 8 bytes when decoded.
-        longest = max(longest, int(column.total_uncompressed_size), 8 * int(column.num_values))
+        # A few bytes can encode any number of equal values. Those of lists exist many times while they are
+        # decoded: of policies, 5,000 rows took as long as all, and 170 MB less.
+        longest = max(longest, int(column.total_uncompressed_size), 128 * int(column.num_values))
     return max(1, min(rows, rows * _BATCH_BYTES * 4 // longest))
 
 

@@ -101,7 +101,7 @@ def test_too_little_memory_for_the_policies_is_refused_before_anything_is_remove
     with pytest.raises(BudgetError, match="too little memory for 1 worker"):
         export_shards(store, ExportOptions(memory=least + 1000))
     assert store_bytes(store) == store_bytes(exported)
-    export_shards(store, ExportOptions(memory=least + (1 << 20)))
+    export_shards(store, ExportOptions(memory=least + (65 << 20)))
     without = copy_store(shuffled_store, "without policies")
     export_shards(without, ExportOptions(memory=least))
     assert "policy_row" not in load_manifest(make_source(without / "shards")).fields
