@@ -269,7 +269,7 @@ def add_cache(source: ShardSource, entries: Sequence[ShardEntry], options: Cache
         options: Folder and size of the cache.
 
     Raises:
-        ConfigError: A cache is given for shards in a local folder.
+        ConfigError: A cache is given for shards in a local folder, or a file is in its place.
         BudgetError: The cache is smaller than the largest shard.
     """
     cache = options.cache
@@ -280,6 +280,9 @@ def add_cache(source: ShardSource, entries: Sequence[ShardEntry], options: Cache
         hint = "Remove the option cache (--cache)."
         raise ConfigError("shards in a local folder need no cache", path=source.folder, hint=hint)
     folder = cache_folder("shards") if cache is True else Path(cache).absolute()
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        raise ConfigError("the cache is not a folder", path=existing)
     # A single shard would already exceed a smaller maximum.
     needed, size = max((entry.bytes for entry in entries), default=0), options.cache_bytes
     if needed > size:

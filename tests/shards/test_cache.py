@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexdata.errors import BudgetError, StoreError
+from hexdata.errors import BudgetError, ConfigError, StoreError
 from hexdata.loader.stream import Prefetcher
 from hexdata.shards.cache import CachedSource, CacheOptions, add_cache
 from hexdata.shards.manifest import ShardEntry
@@ -107,6 +107,14 @@ def test_a_cache_that_is_too_small_raises_an_error_with_both_sizes(tmp_path):
     source = ShardSource(f"pipe:cat {tmp_path}/a/{{name}}")
     with pytest.raises(BudgetError, match=r"found 1,999 bytes; expected at least 2,000"):
         add_cache(source, [*entries.values()], CacheOptions(cache=tmp_path, cache_size=1999))
+
+
+def test_a_cache_at_or_below_a_file_raises_an_error_that_names_it(tmp_path):
+    (tmp_path / "file").touch()
+    source = ShardSource(f"pipe:cat {tmp_path}/{{name}}")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ConfigError, match=f"{tmp_path}/file: the cache is not a folder"):
+            add_cache(source, [], CacheOptions(cache=folder))
 
 
 @pytest.mark.parametrize(
