@@ -28,7 +28,7 @@ from hexdata.errors import FormatError, Reason
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.legacy.allowlist import PickledArray, is_number, layout_of, plain
 from hexdata.formats.legacy.limits import DEFAULT_LIMITS
-from hexdata.formats.legacy.stream import PickleStream, looks_like_pickle
+from hexdata.formats.legacy.stream import PickleStream
 from hexdata.formats.legacy.unpickler import Unpickler
 from hexdata.formats.npz import LOCAL_HEADER, NpzFile
 from hexdata.formats.source import (
@@ -48,8 +48,8 @@ from hexdata.text import shortened
 Array = npt.NDArray[Any]
 
 _PICKLE: Final = re.compile(
-    rb"(?:\x80[\x02-\x05])?(?:\x95.{8})?"
-    rb"(?:\]|\(l|(?:c|\x8c\x0b)collections[\n\x94\x8c]|[})](?:\x94|q\0)?\.)",
+    rb"\x80[\x02-\x05](?:\x95.{8})?"
+    rb"(?:\]|(?:c|\x8c\x0b)collections[\n\x94\x8c]|[})](?:\x94|q\0)?\.)",
     re.DOTALL,
 )
 """Beginning of a list, a deque, an empty dict or an empty tuple."""
@@ -473,7 +473,7 @@ def _is_alphazero(head: bytes, _name: str) -> bool:
     """Return whether a file is a pickle of a list, or a zip archive of arrays or of nothing."""
     if head.startswith(LOCAL_HEADER):  # it states the length of the name that follows its 30 bytes
         return head[30 : 30 + int.from_bytes(head[26:28], "little")].endswith(b".npy")
-    return head.startswith(_EMPTY_ARCHIVE) or bool(looks_like_pickle(head) and _PICKLE.match(head))
+    return head.startswith(_EMPTY_ARCHIVE) or _PICKLE.match(head) is not None
 
 
 FORMAT: Final = SourceFormat(

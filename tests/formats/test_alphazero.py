@@ -112,7 +112,7 @@ def test_boards_policies_and_values_in_other_types_are_read(tmp_path: Path) -> N
 
 def test_deques_and_archives_are_read_as_one_list(tmp_path: Path) -> None:
     halves = [deque(MOVER[:7], maxlen=100), deque(MOVER[7:])]
-    for protocol in (0, 4):
+    for protocol in (2, 4):
         check(save(tmp_path / "checkpoint_0.pth.tar.examples", halves, protocol))
     columns = [np.array(column) for column in zip(*MOVER, strict=True)]
     for names in (("states", "policies", "values"), ("x", "pi", "z")):
@@ -196,6 +196,7 @@ def test_files_of_another_layout_are_refused_with_keys_and_shapes(tmp_path: Path
         (npz, ["obs float64 (4, 3)", "states int8 (4, 2, 5, 5)"]),
         (packed, ["gunzip"]),
         (tmp_path / "a.npy", ["a single NumPy array", "docs/howto/formats.md"]),
+        (save(tmp_path / "d.pkl", MOVER, 0), ["protocol 0"]),
         (tmp_path / "c.npz", ["object (2,)", "array.tolist()"]),
         (save(tmp_path / "b.pkl", objects), ["array.tolist()"]),
         (save(tmp_path / "c.pkl", arrays), ["'boards': an array <f8 (4, 5, 5), 'values': a list of 2"]),

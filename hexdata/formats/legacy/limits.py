@@ -31,7 +31,7 @@ class LegacyLimits(GunzipLimits):
     array_bytes: int = 1 << 20
     """``limit-array``: bytes of one array or byte string. A board of 32 by 32 in float64 has 16,384."""
     text_bytes: int = 1 << 20
-    """``limit-text``: bytes of one text in UTF-8. Protocols 0 to 2 write array payloads as text."""
+    """``limit-text``: bytes of one text in UTF-8. Protocol 2 writes array payloads as text."""
     integer_bytes: int = 64
     """``limit-integer``: bytes of one integer of arbitrary length."""
     stack: int = 1 << 16

@@ -20,7 +20,7 @@ from hexdata.formats.legacy.limits import DEFAULT_LIMITS, LegacyLimits
 _PIECE: Final = 1 << 18
 """Bytes read from the source at a time: few enough to fit into the CPU cache."""
 _LINE: Final = 1000
-"""Maximum length in bytes of a number, module or name of protocol 0."""
+"""Maximum length in bytes of a module or name of protocols 2 and 3."""
 _FRAME: Final = 0x95
 _FRAME_BYTES: Final = 9
 """Bytes of a FRAME opcode, including its length."""
@@ -30,18 +30,14 @@ _LIMITS_OF: Final = dict.fromkeys(b"\x8a\x8b", Reason.LIMIT_INTEGER) | dict.from
 )
 """Limit on the size of the argument of an opcode, except for bytes."""
 
-_TEXT_STARTS: Final = (b"}q", b"}(", b"}.", b"]q", b"](", b"].", b"(d", b"(l")
-"""First bytes of a dict or a list in protocols 0 and 1, which have no protocol header."""
-
 
 def looks_like_pickle(head: bytes) -> bool:
-    """Return whether bytes begin like a pickle of protocol 2 to 5, or like a dict or list of protocol 0 or 1.
+    """Return whether bytes begin like a pickle of protocol 2 to 5.
 
     Args:
         head: The first bytes of the file, decompressed; two are enough.
     """
-    is_binary = head[:1] == b"\x80" and len(head) > 1 and head[1:2] in b"\x02\x03\x04\x05"
-    return is_binary or head.startswith(_TEXT_STARTS)
+    return head.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05"))
 
 
 class PickleStream:
@@ -212,15 +208,14 @@ class PickleStream:
         Raises:
             FormatError: "truncated", "limit-text" or "corrupt-pickle".
         """
-        limit = self.limits.text_bytes if self.opcode == ord("V") else _LINE
         while True:
-            line, feed, _ = bytes(self.buf[self.pos : self.pos + limit + 1]).partition(b"\n")
-            if feed or len(line) > limit:
+            line, feed, _ = bytes(self.buf[self.pos : self.pos + _LINE + 1]).partition(b"\n")
+            if feed or len(line) > _LINE:
                 break
             if not self.fill():
                 raise self.truncated()
         if not feed:
-            raise FormatError(f"a line is longer than {limit:,} bytes", Reason.LIMIT_TEXT)
+            raise FormatError(f"a line is longer than {_LINE:,} bytes", Reason.LIMIT_TEXT)
         self.pos += len(line) + 1
         return line + feed
 

@@ -1,7 +1,7 @@
 """A pickle interpreter that runs no code.
 
 Handlers of Python's own ``pickle._Unpickler`` build plain values and placeholders from the opcodes of
-protocols 0 to 5, and the items of one list, such as ``examples``, are yielded while the list is being built.
+protocols 2 to 5, and the items of one list, such as ``examples``, are yielded while the list is being built.
 Nothing that the pickle names is imported or called: ``find_class`` returns placeholders, the handlers that
 call or change objects are replaced, and opcodes that are not listed here are refused. No handler is
 recursive.
@@ -9,10 +9,8 @@ recursive.
 
 from __future__ import annotations
 
-import math
 import pickle
 import pickletools
-import re
 from collections.abc import Callable, Iterator
 from sys import getsizeof
 from typing import Any, Final
@@ -28,18 +26,11 @@ from hexdata.formats.legacy.stream import PickleStream
 
 Int64Array = npt.NDArray[np.int64]
 
-_NUMBERS: Final = {
-    ord("I"): re.compile(rb"00|01|0|-?[1-9][0-9]*"),
-    ord("L"): re.compile(rb"(0|-?[1-9][0-9]*)L?"),
-    ord("F"): re.compile(rb"-?([0-9]+(\.[0-9]*)?(e[-+]?[0-9]+)?|inf|nan)"),
-}
-"""Numbers of protocol 0 as picklers write them. Other notations mean different numbers for the two
-unpicklers of Python: ``010``, and ``-0``, which is False for one of them."""
-_PLAIN_OPCODES: Final = b"JKMGN\x88\x89)t\x85\x86\x87\x80}Vgjh\x8a\x8bX\x8c\x8dBC\x8epqrc\x93("
+_PLAIN_OPCODES: Final = b"JKMGN\x88\x89)t\x85\x86\x87\x80}jh\x8a\x8bX\x8c\x8dBC\x8eqrc\x93("
 """Opcodes whose handlers in ``pickle._Unpickler`` are used as they are."""
-_COMPLETING: Final = frozenset(b"t\x87u\x94pqr")
+_COMPLETING: Final = frozenset(b"t\x87u\x94qr")
 """Opcodes after which an example may be complete."""
-_MEMO_OPCODES: Final = (b"\x94", b"q", b"r", b"p")
+_MEMO_OPCODES: Final = (b"\x94", b"q", b"r")
 _OPCODE_WEIGHT: Final = 64
 """Bytes of memory per byte of opcodes, approximately, as for small containers."""
 _CHECK_EVERY: Final = 1 << 16
@@ -310,7 +301,7 @@ class Unpickler(_Base):  # type: ignore[misc]
         if len(self.metastack) == self._batch:
             if self.is_taken:
                 raise _irregular_error()
-            self._batch = -1  # it is the mark of a single example: protocol 0
+            self._batch = -1  # it is the mark of a tuple that is appended alone
         items: list[Any] = _Base.pop_mark(self)
         return items
 
@@ -319,17 +310,6 @@ class Unpickler(_Base):  # type: ignore[misc]
     def find_class(self, module: str, name: str) -> allowlist.AllowedGlobal:
         """Return the placeholder of a global."""
         return allowlist.find_global(module, name)
-
-    def _number(self) -> None:
-        opcode, line = self.stream.opcode, self.readline()[:-1]
-        if opcode != ord("F"):
-            self._limits.check(Reason.LIMIT_INTEGER, len(line) // 2)
-        if not _NUMBERS[opcode].fullmatch(line):
-            raise self.stream.corrupt("a number in an unknown notation", line[:20])
-        value = float(line) if opcode == ord("F") else int(line.rstrip(b"L"))
-        if opcode == ord("F") and math.isinf(value) and not line.endswith(b"inf"):
-            raise self.stream.corrupt("a number that is too large", line[:20])
-        self.append(bool(value) if line in (b"00", b"01") else value)
 
     def _stop(self) -> None:
         if len(self.stack) != 1 or self.metastack:
@@ -357,11 +337,6 @@ class Unpickler(_Base):  # type: ignore[misc]
         self.append(self._examples)
         return []
 
-    def _list(self) -> list[Any] | None:
-        items = self.pop_mark()
-        opened = self._empty_list()
-        return self._extend(items) if items else opened
-
     def _appends(self) -> list[Any] | None:
         self.is_taken = self.is_taken and len(self.metastack) != self._batch
         return self._extend(self.pop_mark())
@@ -375,11 +350,6 @@ class Unpickler(_Base):  # type: ignore[misc]
             raise self.stream.corrupt("appends to an object that is not a list", kind_of(target))
         target.extend(items)
         return None
-
-    def _dict(self) -> None:
-        items = self.pop_mark()
-        self.append({})
-        self._set(items)
 
     def _set(self, items: list[Any]) -> None:
         target = self.stack[-1]
@@ -405,7 +375,6 @@ class Unpickler(_Base):  # type: ignore[misc]
 
 _HANDLERS: Final[dict[int, Callable[[Unpickler], list[Any] | None]]] = {
     **{opcode: _Base.dispatch[opcode] for opcode in _PLAIN_OPCODES},
-    **dict.fromkeys(b"ILF", Unpickler._number),
     ord("\x96"): lambda self: self.append(
         allowlist.ByteArray(self.read(int.from_bytes(self.read(8), "little")))
     ),
@@ -413,10 +382,8 @@ _HANDLERS: Final[dict[int, Callable[[Unpickler], list[Any] | None]]] = {
     ord("."): Unpickler._stop,
     ord("("): Unpickler._mark,
     ord("]"): Unpickler._empty_list,
-    ord("l"): Unpickler._list,
     ord("a"): lambda self: self._extend([self.stack.pop()]),
     ord("e"): Unpickler._appends,
-    ord("d"): Unpickler._dict,
     ord("s"): lambda self: self._set([self.stack.pop(-2), self.stack.pop()]),  # key, value
     ord("u"): lambda self: self._set(self.pop_mark()),
     ord("R"): Unpickler._reduce,
