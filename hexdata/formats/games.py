@@ -266,8 +266,8 @@ class GameReader(FileReader):
             The records of the file in order, at most ``BATCH_ROWS`` per batch.
 
         Raises:
-            FormatError: "corrupt-gzip", if the gzip stream is damaged or ends early and the file was not
-                opened for salvage; "limit-size" or "limit-ratio".
+            FormatError: "corrupt-gzip" or "truncated", if the gzip stream is damaged or ends early and the
+                file was not opened for salvage; "limit-size" or "limit-ratio".
         """
         first, games, records = 0, list[GameRecord](), 0
         for game in self._games():
@@ -320,12 +320,6 @@ class GameReader(FileReader):
         """Count what a game has that was not read as it is written, for the notes on the source."""
         if count:
             self._counts[name] += count
-
-    def _stop_at(self, error: FormatError) -> None:
-        # A text that ends early is damaged. The error may be of another file, such as a sidecar.
-        if error.code == Reason.TRUNCATED and not error.path:
-            error.code = Reason.CORRUPT_GZIP
-        super()._stop_at(error)
 
 
 # Positions

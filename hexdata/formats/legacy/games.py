@@ -29,7 +29,6 @@ from hexdata.formats.legacy.limits import DEFAULT_LIMITS, METADATA_BYTES, Legacy
 from hexdata.formats.legacy.stream import PickleStream
 from hexdata.formats.legacy.unpickler import Unpickler
 from hexdata.formats.run_header import model_of
-from hexdata.formats.source import FileReader
 from hexdata.policy import SparsePolicies
 from hexdata.storage import AnyPath, storage_of
 from hexdata.text import shortened
@@ -113,7 +112,7 @@ class SelfPlayGamesReader(GameReader):
                     "not a pickle of games", found=kind_of(top), expected='a list under "games"'
                 )
         except FormatError as error:
-            FileReader._stop_at(self, error)  # with the reason of a pickle, not of a text
+            self._stop_at(error)
             top = unpickler.result if isinstance(unpickler.result, dict) else {}
         content = {key: value for key, value in top.items() if key != "games"}
         found = header_json(content)
