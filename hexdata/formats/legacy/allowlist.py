@@ -155,8 +155,10 @@ def find_global(module: str, name: str) -> AllowedGlobal:
         return AllowedGlobal(module, name)
     found = f"{module}.{name}"[:200]
     if module.partition(".")[0] == "torch":
-        raise unsafe("a file of PyTorch tensors, which hexdata does not read", found, Reason.TORCH_TENSORS)
-    raise unsafe("imports a name that is not allowed", found, Reason.UNSAFE_GLOBAL)
+        reason = "PyTorch tensors, which hexdata does not read: where the file is made, write tensor.numpy()"
+        raise unsafe(reason, found, Reason.TORCH_TENSORS)
+    reason = "imports a name that plain data and arrays of NumPy do not need"
+    raise unsafe(reason, found, Reason.UNSAFE_GLOBAL)
 
 
 def call(function: object, args: Any) -> object:
