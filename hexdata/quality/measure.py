@@ -27,7 +27,6 @@ from hexdata.quality.theory import (
     Moments,
     Slots,
     batch_slots,
-    expected_games,
     lag_slots,
     moments,
     possible_share,
@@ -90,7 +89,7 @@ class _Split(NamedTuple):
     buckets: dict[int, _Counts]
     """Those of each bucket that has rows."""
     least: float
-    """The least value; 0 if the values are not compared, because all are equal or some are not finite."""
+    """The least value; 0 if some are not finite."""
 
 
 class _Order(NamedTuple):
@@ -167,22 +166,12 @@ def _measure(store: Store, con: DuckDBPyConnection) -> Quality:
         for split in SPLITS
         if split in counted
     ]
-    games = [bucket.games for bucket in buckets.values()]
-    games_in_bucket = Figure(
-        "games-in-bucket",
-        "games in a bucket, mean",
-        "count",
-        before=sum(piece.games for piece in pieces) / len(pieces),
-        after=sum(games) / len(games),
-        expected=expected_games(train.sizes, whole.rows, [bucket.rows for bucket in buckets.values()]),
-        note=f"from {min(games):,} to {max(games):,}",
-    )
     of_batches, neighbours, products = _figures_of_pairs(
         before, after, whole, buckets if by_bucket else {0: whole}, whole_games=whole_games
     )
     # Of 100 lags, a page shows the first and the worst; the others are in `lags`.
     among = f"the worst of lags 1 to {_LAGS}"
-    figures += [games_in_bucket, *of_batches, neighbours[0], _worst("neighbours-worst", among, neighbours)]
+    figures += [*of_batches, neighbours[0], _worst("neighbours-worst", among, neighbours)]
     if products:
         among = f"the worst of lags {', '.join(map(str, _VALUE_LAGS[:-1]))} and {_VALUE_LAGS[-1]}"
         figures += [products[0], _worst("value-worst", among, products)]
@@ -216,9 +205,9 @@ def _count_split(con: DuckDBPyConnection, store: Store, split: str) -> _Split:
     firsts = [0, *accumulate(each.rows for each in facts.values())]
     lowest = f"SELECT min(value)::DOUBLE, max(value)::DOUBLE FROM {read_parquet_sql(files)}"
     ((least, greatest),) = con.sql(lowest).fetchall()
-    # Equal values are not compared, nor any if some are not finite.
-    is_varied = math.isfinite(least) and math.isfinite(greatest) and least < greatest
-    least = least if is_varied else 0.0
+    # If some values are not finite, none are compared.
+    is_finite = math.isfinite(least) and math.isfinite(greatest)
+    least = least if is_finite else 0.0
 
     def define(some: Sequence[AnyPath]) -> None:
         # Lists start at 1 in DuckDB. A row without a game has a negative id of its own, so that it equals no
@@ -227,7 +216,7 @@ def _count_split(con: DuckDBPyConnection, store: Store, split: str) -> _Split:
             regexp_extract(filename, 'bucket-([0-9]+)[.]parquet$', 1)::BIGINT AS bucket,
             ({firsts}::BIGINT[])[bucket + 1] + file_row_number AS row_index,
             position_id, game_id, coalesce(game_id, -1 - position_id) AS game,
-            {f"value::DOUBLE - {least}::DOUBLE" if is_varied else "0::DOUBLE"} AS above
+            {f"value::DOUBLE - {least}::DOUBLE" if is_finite else "0::DOUBLE"} AS above
             FROM {read_parquet_sql(some, row_location=True)}""")
 
     buckets, step = dict[int, _Counts](), max(1, _QUERY_ROWS * len(files) // firsts[-1])

@@ -213,21 +213,3 @@ def _tail(n: int, least: int, part: float) -> float:
     if share < 1:
         exponent += (1 - share) * math.log((1 - share) / (1 - part))
     return math.exp(-n * exponent)
-
-
-def expected_games(sizes: Mapping[int, int], rows: int, bucket_rows: Iterable[int]) -> float:
-    """Return the expected number of games in a bucket of a uniform random order, averaged over the buckets.
-
-    A game of n rows is missing from a bucket of m rows with probability C(N - n, m) / C(N, m).
-    """
-    counted = Counter(bucket_rows)
-    found = 0.0
-    for m, times in counted.items():
-        for n, games in sizes.items():
-            missing = math.exp(_log_choose(rows - n, m) - _log_choose(rows, m)) if m <= rows - n else 0.0
-            found += times * games * (1 - missing)
-    return found / counted.total()
-
-
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from hexdata.board import MAX_SIZE
 from hexdata.errors import BudgetError, HexdataError, InputError, VerifyError
-from hexdata.export.originals import Original, list_originals, pickle_names, with_file_idx
+from hexdata.export.originals import Original, list_originals, with_file_idx
 from hexdata.formats import BATCH_ROWS, FilePart, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
 from hexdata.formats.trmph import find_sidecar
@@ -28,7 +28,7 @@ from hexdata.games.findings import column, with_columns
 from hexdata.policy import SparsePolicies
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import KEPT_PREFIX, POLICY_TYPE, raw_schema
-from hexdata.storage import AnyPath, as_path, prefix_of, storage_of, translate_errors
+from hexdata.storage import AnyPath, as_path, storage_of, translate_errors
 from hexdata.storage.errors import add_path_to_error
 from hexdata.store import Store
 from hexdata.store.files import Sidecar, digest_file, identity_of
@@ -38,8 +38,6 @@ from hexdata.text import count_of, shortened
 
 _FAST: Final = 1
 """Compression level of gzip: low, because the file is read once and removed."""
-_EXPORT: Final = "pickles-original"
-"""The stage that exports every source as its original file."""
 _COMPARED: Final = [n for n in raw_schema(MAX_SIZE).names if n not in ("record", "end_reason", "swap")]
 """The columns that are compared. A pickle has no others, and no optional columns."""
 
@@ -66,8 +64,7 @@ def check_round_trip(
     Every accepted example is compared field by field, as are the header and the spelling of the fields. The
     records that the reader rejects must be those that the store lists as rejected. Of a text, the numbers of
     comments and of the bytes between games must be those in the store. Raw games are compared as
-    the positions that their reader yields. If the store has pickles in the original order, they are compared
-    too.
+    the positions that their reader yields.
 
     Args:
         store: Folder of the store, or its address in an object store.
@@ -96,7 +93,7 @@ def check_round_trip(
             raise InputError(reason, path=path, expected=names, hint=hint)
         found = [source for source in originals if source.identity in paths]
         progress.begin("round trip", sum(source.positions for source in found), "positions")
-        exported, results = _exported(target, originals), []
+        results = []
         for source in originals:
             path, name = paths.get(source.identity), source.name
             if source.sha256 in changed:
@@ -107,21 +104,9 @@ def check_round_trip(
                 detail = "rejected as a whole, nothing to compare"
                 results.append(RoundTrip(name, True, detail, checked=False))
             else:
-                results.append(_check(target, source, path, exported.get(source.source_id)))
+                results.append(_check(target, source, path))
                 progress.advance(source.positions)
         return results
-
-
-def _exported(store: Store, originals: Sequence[Original]) -> dict[int, AnyPath]:
-    """Return the exported pickles by source id; an empty dict if the export is older than the tables."""
-    if store.manifest.stages.get(_EXPORT, {}).get("of") != store.input_digest(_EXPORT):
-        return {}
-    sources = [source for source in originals if source.format != "unknown"]
-    return {
-        source.source_id: path
-        for source, name in zip(sources, pickle_names(sources), strict=True)
-        if storage_of(path := store.path / "pickles" / "original" / name).exists()
-    }
 
 
 def _find(originals: Sequence[Original], inputs: Sequence[AnyPath]) -> tuple[dict[str, AnyPath], set[str]]:
@@ -164,30 +149,19 @@ def _find(originals: Sequence[Original], inputs: Sequence[AnyPath]) -> tuple[dic
     return found, changed - {source.sha256 for source in originals if source.identity in found}
 
 
-def _check(store: Store, source: Original, path: AnyPath, exported: AnyPath | None) -> RoundTrip:
-    """Compare the positions of a source with its file, and with its exported pickle, if there is one."""
+def _check(store: Store, source: Original, path: AnyPath) -> RoundTrip:
+    """Compare the positions of a source with its file."""
     if source.is_raw and not source.records:
         # An empty file has nothing to compare; the file found may be another empty one.
         return RoundTrip(source.name, True, "contains no games, like the original")
-    place, detail = "", f"{source.positions:,} examples equal the original"
+    detail = f"{source.positions:,} examples equal the original"
     try:
-        with temporary_folder("written") as scratch:
-            written = scratch / "written.pkl.gz"
-            if exported or not source.is_raw:
-                _write_pickle(source, written)
-            with _open_original(path, source) as original:
-                _compare_source(store, source, original, written)
-            if exported:
-                place = str(exported).removeprefix(prefix_of(store.path)) + ": "
-                with open_source(written) as expected, open_source(exported) as found:
-                    _compare_positions(*(_accepted(reader, source, {}) for reader in (expected, found)))
-                    if not source.is_raw:
-                        _compare_headers(expected.header, found.header)
-                detail += ", also in the exported pickle"
+        with temporary_folder("written") as scratch, _open_original(path, source) as original:
+            _compare_source(store, source, original, scratch / "written.pkl.gz")
     except BudgetError:
         raise  # a full disk does not concern the source
     except HexdataError as error:
-        return RoundTrip(source.name, False, f"{place}{error.detail()}")
+        return RoundTrip(source.name, False, error.detail())
     if rejected := source.records - source.positions:
         detail += f"; {count_of(rejected, 'record')} rejected"
     if between := _counts(source).get("bytes_between_games"):
@@ -200,20 +174,6 @@ def _counts(source: Original) -> dict[str, Any]:
     # The header of a legacy pickle is that of the file, whose key may have any value.
     counts: dict[str, Any] = source.header.get("counts", {}) if source.is_raw else {}
     return counts
-
-
-def _write_pickle(source: Original, path: Path) -> None:
-    """Write a source as its export would, but faster and with any header if it is no legacy pickle."""
-    with add_path_to_error(path):
-        write_legacy(
-            path,
-            source.batches(masked=not source.is_raw),
-            board_size=source.board_size or 0,
-            dialect=source.dialect,
-            header={} if source.is_raw else source.header,
-            all_metadata=source.is_raw,
-            level=_FAST,
-        )
 
 
 def _open_original(path: AnyPath, source: Original) -> SourceReader:
@@ -239,7 +199,7 @@ def _open_original(path: AnyPath, source: Original) -> SourceReader:
 
 
 def _compare_source(store: Store, source: Original, original: SourceReader, written: Path) -> None:
-    """Compare the original file of a source with the pickle written of it, or games with their positions.
+    """Compare the original file of a source with a pickle written of it, or games with their positions.
 
     Raises:
         VerifyError: They differ; the error names the first record and field.
@@ -253,6 +213,15 @@ def _compare_source(store: Store, source: Original, original: SourceReader, writ
         stored = map(_comparable, source.batches())
         done = _compare_positions(map(_comparable, accepted), stored)
     else:
+        with add_path_to_error(written):
+            write_legacy(
+                written,
+                source.batches(masked=True),
+                board_size=source.board_size or 0,
+                dialect=source.dialect,
+                header=source.header,
+                level=_FAST,
+            )
         with open_source(written) as returned:
             done = _compare_positions(accepted, _accepted(returned, source, {}))
             _compare_headers(original.header, returned.header)

@@ -22,7 +22,7 @@ from hexdata.store.parquet import write_parquet
 from hexdata.verify import check_round_trip
 from tests.kit.batches import one_source_a_part
 from tests.kit.command_line import hexdata_run
-from tests.legacy_pickles import example, load_pickle, save_pickle
+from tests.legacy_pickles import example, save_pickle
 from tests.pairs import FULL
 from tests.verify.altered import with_cell
 
@@ -152,28 +152,6 @@ def test_a_change_is_found_and_named(made: Made, copy_store: CopyStore) -> None:
         failed = [source for source in check_round_trip(changed, [inputs]) if not source.ok]
         assert message in failed[0].detail
         (changed / name).write_bytes(content)
-
-
-def test_exported_pickles_are_compared_too(made: Made, copy_store: CopyStore) -> None:
-    inputs, store = made
-    exported = copy_store(store)
-    export_pickles(exported, PicklesOptions(order="original", workers=1))
-    found = {source.name: source for source in check_round_trip(exported, [inputs])}
-    assert all(source.ok for source in found.values())
-    compared = {name for name, source in found.items() if "exported pickle" in source.detail}
-    assert compared == {"in/dicts.pkl.gz", "in/tuples.pkl.gz", "in/raw.trmph"}
-    for source, name in (("tuples.pkl.gz", "tuples.pkl.gz"), ("raw.trmph", "raw_processed.pkl.gz")):
-        path = exported / "pickles" / "original" / "in" / name
-        whole = path.read_bytes()
-        content = load_pickle(path)
-        content["examples"].pop()
-        save_pickle(path, content)
-        for damage in (path.read_bytes(), whole[:-20]):
-            path.write_bytes(damage)
-            (failed,) = [found for found in check_round_trip(exported, [inputs]) if not found.ok]
-            assert failed.name == f"in/{source}"
-            assert failed.detail.startswith(f"pickles/original/in/{name}: ")
-        path.write_bytes(whole)
 
 
 def test_keys_with_the_prefix_of_hexdata_survive_the_round_trip(tmp_path: Path) -> None:
