@@ -17,6 +17,7 @@ _INVISIBLE: Final = re.compile(
 
 _SHOWN: Final = 80
 """Maximum number of characters of a text from a file in a message."""
+_NUMBER: Final = re.compile(r"-?|[+-]?[\d,.:]+(e[+-]\d+)?( ?(%|s|B|[kMGT]B))?")
 _COMMAND: Final = re.compile(r"`[^`]*`")
 _MIN_WIDTH: Final = 20
 """Texts are not wrapped to fewer characters."""
@@ -49,6 +50,11 @@ def shortened(text: str) -> str:
     # Cut before it is escaped, since a text from a file may be of any length.
     shown = printable(text[: _SHOWN + 1])
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+
+
+def is_number(text: str) -> bool:
+    """Return whether a cell of a table is a number, with or without a unit, or stands for an unknown one."""
+    return _NUMBER.fullmatch(text) is not None
 
 
 def shell_word(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The generated files that describe a store: dataset cards, and the metadata of Croissant."""
+"""The generated files that describe a store: dataset cards."""
 
 from __future__ import annotations
 
@@ -42,21 +42,6 @@ for folder in sys.argv[2:]:
 assert "hexdata" not in sys.modules
 print(json.dumps([found, ids]))
 """
-CROISSANT = """
-import json, sys
-import mlcroissant
-
-dataset = mlcroissant.Dataset(jsonld=sys.argv[1] + "/croissant.json")
-issues = dataset.metadata.ctx.issues
-assert not issues.errors, issues.report()
-ids = {}
-for records in dataset.metadata.record_sets:
-    rows = list(dataset.records(records.uuid))
-    ids[records.uuid] = [row.get(f"{records.uuid}/position_id") for row in rows]
-    if records.uuid == "shuffled":
-        splits = [row["shuffled/split"].decode() for row in rows]
-print(json.dumps([ids, splits], default=int))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -97,26 +82,8 @@ def test_datasets_loads_a_store_and_its_shards(store: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not find_spec("mlcroissant"), reason="needs mlcroissant")
-def test_the_metadata_of_croissant_are_valid(store: Path) -> None:
-    ids, splits = run(CROISSANT, store)
-    counts = Store.open(store).manifest.counts
-    assert {name: len(rows) for name, rows in ids.items()} == {"shuffled": counts["positions"], **counts}
-    train = [number for number, split in zip(ids["shuffled"], splits, strict=True) if split == "train"]
-    assert sorted(train) == sorted(stored_ids(store))
-
-
-def test_the_metadata_describe_the_tables(store: Path) -> None:
+def test_the_cards_describe_the_tables(store: Path) -> None:
     manifest = Store.open(store).manifest
-    found = json.loads((store / "croissant.json").read_text())
-    records = {each["name"]: [field["name"] for field in each["field"]] for each in found["recordSet"]}
-    assert list(records) == ["shuffled", "positions", "games", "sources", "rejected"]
-    for name, columns in records.items():
-        path = next((store / name).rglob("*.parquet"))
-        assert set(columns) - {"split"} == set(pq.read_schema(path).names) - {"policy", "split"}, name
-    files = {each["name"]: each for each in found["distribution"]}
-    assert files["shards-files"]["includes"] == "shards/*.tar"
-    assert len(files["shuffled-files"]["includes"]) == 3
     card = (store / "README.md").read_text(encoding="utf-8")
     for name in ("positions", "games"):
         assert f"| `{name}` | {manifest.counts[name]:,} |" in card
@@ -176,7 +143,6 @@ def test_cards_follow_the_stages_and_files_of_others_are_kept(
     assert (copy / "README.md").read_text() == "mine"
     assert (copy / "shards" / "README.md").read_bytes() == (store / "shards" / "README.md").read_bytes()
     export_shards(copy, ExportOptions(shard_size=256, block_size=64, workers=1, free_buckets=True))
-    assert "shuffled" not in json.loads((copy / "croissant.json").read_text())["recordSet"][0]["@id"]
     assert verify_store(copy).ok
 
 

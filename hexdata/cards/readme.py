@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from importlib import resources
 from string import Template
-from typing import Final, NamedTuple
+from typing import Final
 
-import pyarrow as pa
-
-from hexdata.schema import SPLITS, board_bytes, table_schema
+from hexdata.schema import SPLITS, board_bytes
 from hexdata.store.manifest import Manifest
 
 _ALL_SPLITS: Final = "all_splits"
@@ -24,30 +22,7 @@ _SIZES: Final = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M
 """Size categories of the Hub, each ten times the one before."""
 
 
-class Table(NamedTuple):
-    """A table of a store: folder, what a row is, rows, the glob of the files by split, and columns."""
-
-    name: str
-    row: str
-    rows: int
-    files: dict[str, str]
-    schema: pa.Schema
-
-
-def tables_of(manifest: Manifest) -> list[Table]:
-    """Return the tables of a store that have files; the shuffled positions are the first, if they exist."""
-    tables = []
-    for name, row in _ROWS.items():
-        files = {_ALL_SPLITS: f"{name}/*.parquet"}
-        if name == "shuffled":
-            files = {s: f"shuffled/{s}/*.parquet" for s in SPLITS if manifest.files_in(f"shuffled/{s}")}
-        if listed := manifest.files_in(name):
-            schema = table_schema(name, manifest.board_size, manifest.targets_of(name))
-            tables.append(Table(name, row, sum(facts.rows for facts in listed.values()), files, schema))
-    return tables
-
-
-def boards_of(manifest: Manifest) -> str:
+def _boards_of(manifest: Manifest) -> str:
     """Return the end of a sentence about the boards of a store."""
     size = manifest.board_size
     return "" if size is None else f" on boards of {size} x {size} cells"
@@ -56,16 +31,20 @@ def boards_of(manifest: Manifest) -> str:
 def store_readme(manifest: Manifest) -> str:
     """Return the dataset card of a store, with one config for each table."""
     configs, rows = dict[str, dict[str, str]](), list[str]()
-    for table in tables_of(manifest):
-        configs[table.name] = table.files
-        splits = ", ".join(f"`{split}`" for split in table.files)
-        rows.append(f"| `{table.name}` | {table.rows:,} | {table.row} | {splits} |")
+    for name, row in _ROWS.items():
+        files = {_ALL_SPLITS: f"{name}/*.parquet"}
+        if name == "shuffled":
+            files = {s: f"shuffled/{s}/*.parquet" for s in SPLITS if manifest.files_in(f"shuffled/{s}")}
+        if listed := manifest.files_in(name):
+            configs[name] = files
+            count = sum(facts.rows for facts in listed.values())
+            rows.append(f"| `{name}` | {count:,} | {row} | {', '.join(f'`{split}`' for split in files)} |")
     default = "shuffled" if "shuffled" in configs else "positions"
     return _fill(
         "store",
         header=_header(configs, default, manifest.counts["positions"]),
         **{name: f"{manifest.counts[name]:,}" for name in ("positions", "games", "sources")},
-        boards=boards_of(manifest),
+        boards=_boards_of(manifest),
         rows="\n".join(rows),
         default=default,
         example=next(iter(configs.get(default, ())), _ALL_SPLITS),
@@ -81,7 +60,7 @@ def shards_readme(manifest: Manifest) -> str:
     text = _fill(
         "shards",
         header=_header({"shards": files}, "shards", export["positions"]),
-        boards=boards_of(manifest),
+        boards=_boards_of(manifest),
         sample=f"a block of up to {export['block_size']:,} positions",
         rows="\n".join(rows),
         example=next(iter(shards), "train"),

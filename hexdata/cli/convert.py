@@ -63,6 +63,7 @@ def convert(
         --test SHARE: Share of games held out for testing.
     """
     from hexdata.convert import ConvertOptions, convert_sources
+    from hexdata.store.commands import command_line
 
     options = options_of(ConvertOptions, locals())
     with command(json) as (output, bar), using_engine(engine, address) as runner:
@@ -93,3 +94,4 @@ def convert(
     found += [("flagged games", *each) for each in result.flags.items()]
     if found:
         output.table(["kind", "code", "number"], [[kind, code, f"{n:,}"] for kind, code, n in found])
+    output.line(f"`{command_line('info', store)}` shows what is in the store and what to do next.")

@@ -58,7 +58,4 @@ def info(store: AnyPath | None = None, json: bool = False) -> None:
         output.line(f"Note: {note}.")
     if facts.missing or facts.notes:
         output.line()
-    output.line("Next:")
-    for purpose, line in facts.steps:
-        output.line(f"  {purpose}:")
-        output.line(f"    {line}")
+    output.steps(facts.steps)

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hexdata.cli.messages import print_stderr
-from hexdata.text import printable, wrap
+from hexdata.text import is_number, printable, wrap
 from hexdata.units import format_bytes
 
 _GAP: Final = 2
@@ -115,11 +115,8 @@ class Output:
             self.tabbed([columns, *rows])
             return
         every = range(len(columns))
-        # "-" and an empty text replace numbers that are unknown.
-        is_number = numeric or [
-            all(row[k] in ("", "-") or row[k].lstrip("+-")[:1].isdigit() for row in rows) for k in every
-        ]
-        ranges = [_widths([columns[k], *(row[k] for row in rows)], is_number[k], shorten) for k in every]
+        numeric = numeric or [all(is_number(row[k]) for row in rows) for k in every]
+        ranges = [_widths([columns[k], *(row[k] for row in rows)], numeric[k], shorten) for k in every]
         shown, left_out = [*every], [columns.index(name) for name in optional]
         while (room := self.out.width - _GAP * (len(shown) - 1)) < sum(ranges[k][0] for k in shown):
             if not left_out:
@@ -137,7 +134,7 @@ class Output:
         for k, width in zip(shown, fitting, strict=True):
             grid.add_column(
                 Text(columns[k]),
-                justify="right" if is_number[k] else "left",
+                justify="right" if numeric[k] else "left",
                 width=width,
                 overflow="ellipsis" if shorten else "fold",
                 no_wrap=shorten,
@@ -171,6 +168,13 @@ class Output:
             text.rstrip()
             self.out.print(text)
 
+    def steps(self, steps: Iterable[tuple[str, str]]) -> None:
+        """Print what to do next: each purpose, and below it the command, which is not wrapped."""
+        self.line("Next:")
+        for purpose, command in steps:
+            self.line(f"  {purpose}:")
+            self.line(f"    {command}")
+
     def tabbed(self, rows: Iterable[Sequence[str]]) -> None:
         """Print rows without padding, with tabs between the fields."""
         for row in rows:
@@ -181,7 +185,7 @@ class Output:
         print_stderr(f"note: {message}")
 
 
-def _widths(cells: Sequence[str], is_number: bool, shorten: bool) -> tuple[int, int]:
+def _widths(cells: Sequence[str], numeric: bool, shorten: bool) -> tuple[int, int]:
     """Return the lowest and the highest useful width of a column with these texts, its name first.
 
     Names and numbers are never cut, and words are never broken.
@@ -190,8 +194,8 @@ def _widths(cells: Sequence[str], is_number: bool, shorten: bool) -> tuple[int, 
     longest = max(map(cell_len, others), default=0)
     high = max(cell_len(name), longest)
     if shorten:
-        return max(cell_len(name), longest if is_number else min(longest, _MIN_TEXT)), high
-    if is_number:
+        return max(cell_len(name), longest if numeric else min(longest, _MIN_TEXT)), high
+    if numeric:
         return max(map(cell_len, [*name.split(" "), *others])), high
     words = [word for text in cells for word in text.split(" ")]
     return max(*map(cell_len, words), min(high, _MIN_TEXT)), high

@@ -38,6 +38,6 @@ def report(
         [[a.question, levels[a.level], f"{a.short}. {a.text}"] for a in result.verdict.answers],
     )
     out.line()
-    for purpose, step in result.verdict.todo:
-        out.line(f"{purpose}: {step}")
+    out.steps(result.verdict.todo)
+    out.line()
     out.line(f"wrote {result.path}, {format_bytes(result.bytes)}: open it in a browser")

@@ -78,7 +78,7 @@ def shuffle(
     if dry_run:
         if not output.print_json(plan):
             output.splits(plan.rows, "buckets", plan.buckets)
-            output.table(["resource", "plan"], _plan_rows(plan), numeric=[False, False])
+            output.table(["resource", "plan"], _plan_rows(plan))
             show_choices(output, plan)
         # Last, so that the plan shows the required disk space even if it is not available.
         plan.require_disk()

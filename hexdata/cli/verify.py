@@ -64,7 +64,6 @@ def _show_checks(output: Output, result: VerifyResult, sources: list[RoundTrip])
         output.table(
             ["source", "status", "round trip"],
             [[s.name, states.get((s.ok, s.checked), "FAILED"), s.detail] for s in sources],
-            numeric=[False, False, False],  # the texts begin with a number
         )
 
 

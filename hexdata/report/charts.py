@@ -117,7 +117,8 @@ def pairs_chart(figures: Sequence[Figure]) -> Chart:
         values = [getattr(figure, label) for figure in figures]
         dots = _dots(x, y, [np.nan if v is None else max(v, least) for v in values], rows, label, 4)
         shown = [number(value) for value in values if value is not None]
-        series += [dots, _texts([(a, b - 8) for a, b in dots["points"]], shown, "middle")]
+        beside = -8 if label == "before" else 17  # above and below the line, since the dots may be close
+        series += [dots, _texts([(a, b + beside) for a, b in dots["points"]], shown, "middle")]
     marks = _points(x.at([f.expected or np.nan for f in figures]), y.at(rows))
     series.append({"shape": "marks", "label": "expected", "points": marks})
     means = [f"{n}: {_change(figure)}" for n, figure in zip(names, figures, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any, Final
@@ -19,7 +18,7 @@ from hexdata.report import charts
 from hexdata.report.facts import SPLIT, ReportFacts, Row
 from hexdata.report.verdict import Verdict, batch_sentence, game_sentences, number, why_unmeasured
 from hexdata.store.commands import command_line, stage_command
-from hexdata.text import count_of, printable, without_game
+from hexdata.text import count_of, is_number, printable, without_game
 from hexdata.units import format_bytes, format_duration
 
 with installed_by("report", "the report"):
@@ -27,7 +26,6 @@ with installed_by("report", "the report"):
 
 _LONGEST: Final = 300
 """Maximum number of characters shown of a text from a source."""
-_NUMBER: Final = re.compile(r"-|[+-]?[\d,.:]+(e[+-]\d+)?( ?(%|s|B|[kMGT]B))?")
 _FEWEST_GAMES: Final = 10
 """Minimum number of games of a first move for which the share won by blue is shown."""
 
@@ -51,7 +49,7 @@ def render_page(facts: ReportFacts, verdict: Verdict) -> str:
     environment.filters |= filters
     functions = (command_line, stage_command, batch_sentence, without_game)
     environment.globals |= {function.__name__: function for function in functions}
-    environment.globals |= {"loader": loader_code, "is_number": _is_number, "measured": _measured}
+    environment.globals |= {"loader": loader_code, "is_number": is_number, "measured": _measured}
     return environment.get_template("report.html").render(
         facts=facts,
         verdict=verdict,
@@ -82,11 +80,6 @@ def _cell(value: Any, name: str = "") -> str:
     if "share" in name:
         return f"{100 * value:.3g}%"
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a value is aligned right."""
-    return not isinstance(value, str) or _NUMBER.fullmatch(value) is not None
 
 
 def _part(share: float | None) -> str:

@@ -210,7 +210,7 @@ def check_query(con: DuckDBPyConnection, text: str) -> frozenset[str]:
         raise query_error(str(error)) from error
     if len(statements) != 1:
         fault = "the query has more than one statement" if statements else "the query is empty"
-        raise ConfigError(fault, found=quote_sql(text), expected="one SELECT statement")
+        raise ConfigError(fault, found=quote_sql(text) or None, expected="one SELECT statement")
     kind = statements[0].type.name
     if kind != "SELECT":
         fault = f"{kind.replace('MULTI', 'PIVOT')} is not allowed: queries can only read"
