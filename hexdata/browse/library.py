@@ -21,7 +21,7 @@ from hexdata.checks import check_fields
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.loader import Loader
 from hexdata.selection.expression import parse_expression
-from hexdata.sql import open_catalog
+from hexdata.sql import named_query, open_catalog
 from hexdata.sql.run import query_error, start_query
 from hexdata.storage import AnyPath, prefix_of, storage_of
 from hexdata.store import Store
@@ -58,7 +58,6 @@ _FIELDS: Final = (
     *("player_to_move", "value", "value_sample_tier", "policy_weight"),
 )
 """Fields of a batch that are facts of a position; the optional columns are others."""
-_BY_COUNT: Final = "GROUP BY ALL ORDER BY count(*) DESC, 1"
 
 
 @dataclass(frozen=True)
@@ -215,13 +214,14 @@ class OpenStore:
         memory = limits.memory - limits.PAGES
         self.con = stack.enter_context(open_catalog(self.store, memory=memory, threads=limits.threads))
         self.openings, self.is_closed = Openings(self.store), False
+        positions = "SELECT split, sum(positions) AS n FROM games WHERE positions > 0 GROUP BY split"
         self.sources, self.flags, self.reasons, self.splits = (
-            dict(self.con.execute(f"SELECT {query}").fetchall())
-            for query in (
-                "source_id, name FROM sources",
-                f"flag, count(*) FROM (SELECT unnest(flags) AS flag FROM games) {_BY_COUNT}",
-                f"reason, count(*) FROM rejected {_BY_COUNT}",
-                "split, sum(positions)::BIGINT FROM games WHERE positions > 0 GROUP BY split",
+            {row[key]: row[value] for row in self.query(query)}
+            for key, value, query in (
+                ("source_id", "name", "SELECT source_id, name FROM sources"),
+                ("flag", "games", named_query("flags")),
+                ("reason", "records", named_query("rejects")),
+                ("split", "n", positions),
             )
         )
         self._loaders: dict[str, Loader] = {}

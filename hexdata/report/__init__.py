@@ -24,7 +24,6 @@ __all__ = [
     "Report",
     "ReportFacts",
     "Verdict",
-    "make_page",
     "require_libraries",
     "write_report",
 ]
@@ -85,6 +84,8 @@ def write_report(
         OSError: The page cannot be written.
     """
     require_libraries()
+    from hexdata.report.page import render_page  # loads jinja2
+
     path = as_path(output) if output is not None else as_path(store) / REPORT_NAME
     if isinstance(path, Path) and path.is_dir():
         raise ConfigError("the report cannot be written: the path is a folder", path=path)
@@ -94,14 +95,7 @@ def write_report(
         facts = gather_facts(store, limits or SqlLimits(), progress)
     progress.begin("draw", None, "charts")
     verdict = judge(facts)
-    content = make_page(facts, verdict).encode("utf-8")
+    content = render_page(facts, verdict).encode("utf-8")
     with translate_errors(path):
         write_bytes(path, content)
     return Report(str(path), len(content), verdict, facts)
-
-
-def make_page(facts: ReportFacts, verdict: Verdict) -> str:
-    """Return the page as HTML text."""
-    from hexdata.report.page import render_page  # loads jinja2
-
-    return render_page(facts, verdict)

@@ -95,11 +95,6 @@ class ReportFacts(StoreInfo):
     manifest_sha256: str
     commands: dict[str, str]
 
-    @property
-    def location(self) -> str:
-        """Absolute path of the store, or its address."""
-        return self.store
-
     def split(self, name: str) -> Row | None:
         """Return the row of the query ``splits`` for a split; None if the split has no games."""
         return next((row for row in self.tables["splits"] if row["split"] == name and row["games"]), None)

@@ -68,7 +68,7 @@ def judge(facts: ReportFacts) -> Verdict:
         headline = "The shuffle is out of date: shuffle again."
     elif shuffled.level == "bad":
         headline = "This shuffle is faulty: do not train from it."
-        todo.insert(0, ("List the faults", command_line("verify", facts.location)))
+        todo.insert(0, ("List the faults", command_line("verify", facts.store)))
     else:
         quality = "Indistinguishable from a random shuffle" if shuffled.level == "good" else "Shuffled"
         is_exported = export and export.state == "complete"
@@ -159,7 +159,7 @@ def why_unmeasured(facts: ReportFacts) -> str:
     if shuffle.state == "outdated":
         return "The shuffle is older than the positions, so it is not measured."
     if shuffle.lineage.get("removed"):
-        again = stage_command("shuffle", shuffle.lineage, facts.location)
+        again = stage_command("shuffle", shuffle.lineage, facts.store)
         why = f"{BUCKETS_REMOVED[0].upper()}{BUCKETS_REMOVED[1:]}, so it is not measured."
         return f"{why} To measure it, run `{again}`."
     return f"The shuffle has no {SPLIT} split. Only that split is measured."

@@ -46,6 +46,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        if tag == "code":
+            self.codes.append("")
         if tag not in EMPTY:
             self.open.append(tag)
 
@@ -59,8 +61,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open[-1:] != ["style"]:
             self.words.append(data)
-        if self.open[-1:] == ["code"]:
-            self.codes.append(data)
+        if "code" in self.open:
+            self.codes[-1] += data
 
     def of(self, *names: str) -> list[dict[str, str | None]]:
         return [attributes for tag, attributes in self.tags if tag in names]
@@ -115,7 +117,7 @@ def levels(report: Report) -> list[str]:
 def test_spread_counts_the_buckets_of_each_game(reports, kind: str) -> None:
     """Forty buckets are counted directly; three buckets are replaced by 64 equal pieces."""
     facts = reports[kind][0].facts
-    store, spread = Path(facts.location), facts.spread
+    store, spread = Path(facts.store), facts.spread
     assert spread is not None
     buckets = sorted((store / "shuffled" / "train").glob("*.parquet"))
     positions = Store.open(store).manifest.counts["positions"]
