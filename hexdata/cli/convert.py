@@ -24,7 +24,6 @@ def convert(
     variations: Literal["reject", "main"] = "reject",
     format: str | None = None,  # noqa: A002 - the name of the option
     alphazero_convention: str | None = None,
-    max_positions: int | None = None,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     json: bool = False,
@@ -55,8 +54,6 @@ def convert(
         --alphazero-convention STONES/EDGES/VALUES: Whose stones, edges and wins the positions of
             AlphaZero-style programs contain, such as mover/top-bottom/mover. Default: the games of a file
             must show it.
-        --max-positions N: Maximum number of positions in the store. Skip the first file that would exceed it
-            and all files after it, in the order of their names. Default: no maximum.
 
     Splits:
         --val SHARE: Share of games held out for validation.

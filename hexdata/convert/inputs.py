@@ -53,9 +53,6 @@ class SkipCause(StrEnum):
     """It has no board of the size ``ConvertOptions.board_size``."""
     KNOWN_BYTES = "known-bytes"
     """The store, or an earlier source of the run, has the same bytes."""
-    MAX_POSITIONS = "max-positions"
-    """With it, the store would have more positions than ``ConvertOptions.max_positions``; or it follows such
-    a file."""
     NO_FILE = "no-file"
     """It is a pipe, a socket or a device, which could block or never end."""
     SIDECAR = "sidecar"

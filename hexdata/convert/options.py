@@ -41,9 +41,6 @@ class ConvertOptions(WorkerOptions):
         alphazero_convention: Whose stones are 1, which edges a player connects, and for whom a value of 1 is
             a win in AlphaZero's positions, such as "mover/top-bottom/mover"; docs/howto/formats.md lists the
             words. Default None: the games of a file must show it.
-        max_positions: Maximum number of positions in the store. Files are converted as a whole, in the order
-            of their names; the first one with which the store would have more, and all files after it, are
-            skipped. Default None: no maximum.
 
     Raises:
         ConfigError: A value is out of range.
@@ -62,10 +59,9 @@ class ConvertOptions(WorkerOptions):
     variations: str = "reject"
     format: str | None = None
     alphazero_convention: str | None = None
-    max_positions: int | None = None
 
     def __post_init__(self) -> None:
-        least = {"workers": 1, "memory": 0, "board_size": MIN_SIZE, "max_positions": 1}
+        least = {"workers": 1, "memory": 0, "board_size": MIN_SIZE}
         check_fields(self, least, flags=("salvage", "truncate_repeats"))
         if self.board_size is not None:
             check_count("board_size", self.board_size, MIN_SIZE, MAX_SIZE)
@@ -104,10 +100,9 @@ class ConvertResult:
         file_notes: Name to notes of each source of this run that has notes.
         skipped_files: Name to cause of each file that was not read: "known-bytes", if the store or an earlier
             source of this run has the same bytes; "unknown-name", if a folder contains it and its name
-            is not one of a source; "board-size", if ``board_size`` was given and is another one;
-            "max-positions", if it is beyond ``max_positions``; or "no-file", for a pipe, a socket or a
-            device. Details may follow after a colon. Hidden files and the statistics files of the legacy
-            tools are not included.
+            is not one of a source; "board-size", if ``board_size`` was given and is another one; or
+            "no-file", for a pipe, a socket or a device. Details may follow after a colon. Hidden files and
+            the statistics files of the legacy tools are not included.
     """
 
     sources: int

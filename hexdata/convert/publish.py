@@ -365,7 +365,7 @@ def _spooled_rejections(sources: Sequence[Source]) -> Iterator[pa.RecordBatch]:
     ids[[source.index for source in sources]] = [source.source_id for source in sources]
     spool = sources[0].spool
     for batch in chain(spool.batches("rejected"), spool.batches("cut")):
-        # The others are of sources that are left out, such as those beyond the maximum number of positions.
+        # The others are of sources that are left out because of their board size.
         batch = batch.filter(pc.less(batch.column("source_id"), len(ids)))
         numbers = pa.array(ids[batch.column("source_id").to_numpy()])
         yield batch.set_column(0, REJECTED.field(0), numbers).filter(pc.greater_equal(numbers, 0))

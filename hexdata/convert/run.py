@@ -110,10 +110,9 @@ class ConvertRun:
         new, same = self._digest()
         if any(source.facts.failure for source in new):  # before any file is read
             self._check_rejected(new)
-        read = self._read(new)
-        require_same_sidecars(read)
-        sources, left_out = self._choose_size(read)
-        left_out |= {file.name: SkipCause.MAX_POSITIONS for file in new[len(read) :]}
+        self._read(new)
+        require_same_sidecars(new)
+        sources, left_out = self._choose_size(new)
         skipped |= left_out
         for file, name in same:
             # A copy of a file that is left out is so for the same reason: the store lacks its bytes.
@@ -183,40 +182,17 @@ class ConvertRun:
             self.progress.note(text)
         return new, same
 
-    def _read(self, files: Sequence[Source]) -> list[Source]:
-        """Read the files, in the order of their names, and return those up to ``max_positions``.
-
-        Raises:
-            ConfigError: The store would have no positions, since the first file has more.
-        """
+    def _read(self, files: Sequence[Source]) -> None:
+        """Read the files and set their facts."""
         self.progress.begin("read", sum(file.new_bytes for file in files), "bytes")
         self.seconds = sum(map(_weight, files)) * _SECONDS_PER_WEIGHT
         batches = _batches([file for file in files if not file.facts.failure])
         folders = [self.parts.work / _digest_of(batch, self.options) for batch in batches]
-        tasks = [(batch, folder, self.options) for batch, folder in zip(batches, folders, strict=True)]
-        most, stored = self.options.max_positions or inf, self.store.manifest.counts["positions"]
-        positions, reached, done = stored, 0, dict[int, int]()
-        for index, facts in self._run(read_sources, tasks if positions < most else []):
+        tasks = ((batch, folder, self.options) for batch, folder in zip(batches, folders, strict=True))
+        for index, facts in self._run(read_sources, tasks):
             _set_facts(batches[index], facts, folders[index])
             self.progress.advance(sum(file.new_bytes for file in batches[index]))
-            done[index] = sum(own.positions for own in facts)
-            while reached in done:  # the first files, whatever the order of the results
-                positions, reached = positions + done[reached], reached + 1
-            if positions >= most:
-                break
-        # As if the files had been read one after the other.
-        positions, count = stored, 0
-        for file in files:
-            if positions >= most or positions + file.facts.positions > most:
-                break
-            positions, count = positions + file.facts.positions, count + 1
-        if count < len(files) and not positions:
-            found = f"{files[count].facts.positions:,} positions, and files are converted as a whole"
-            raise ConfigError(
-                f"max_positions is {most:,}, but the first file has {found}", path=files[count].path
-            )
-        _limit_headers(files[:count])
-        return [*files[:count]]
+        _limit_headers(files)
 
     def _choose_size(self, sources: list[Source]) -> tuple[list[Source], dict[str, str]]:
         """Choose the board size; return the sources of this size, and name → cause of the others.

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hexdata.convert import run
 from hexdata.convert.inputs import find_sources
 from hexdata.errors import ConfigError, InputError
 from hexdata.formats.trmph import write_trmph
@@ -218,49 +217,6 @@ def test_two_inputs_with_the_same_name_are_refused(make, convert):
     other = make.v2("other/data/a.pkl.gz", make.games(2, start=2)).parent
     with pytest.raises(InputError, match="same name"):
         convert(one, other)
-
-
-# The option max_positions
-
-
-def test_the_first_files_up_to_the_maximum_of_the_store_are_converted(make, convert, monkeypatch):
-    read, original = [], run.read_sources
-
-    def read_sources(files, *arguments):
-        read.extend(file.path.name for file in files)
-        return original(files, *arguments)
-
-    monkeypatch.setattr(run, "read_sources", read_sources)
-    monkeypatch.setattr(run, "_BATCH_WEIGHT", 1)  # as if the files were large
-    games, sizes = make.games(12), {}
-    for index in range(6):
-        own = games[2 * index : 2 * index + 2]
-        make.v2(f"{index}.pkl.gz", own, file_idx=index)
-        sizes[f"legacy/{index}.pkl.gz"] = sum(len(moves) + 1 for moves, _ in own)
-    files, counts = [*sizes], [*sizes.values()]
-
-    def names_with(most, store="store"):
-        notes = Notes()
-        found = convert(make.folder, store=store, max_positions=most, progress=notes)
-        assert found.result.records == found.result.positions + found.result.rejected
-        converted = [row["name"] for row in found.rows("sources")]
-        left_out = [name for name in files if name not in converted]
-        beyond = [name for name, why in found.result.skipped_files.items() if why == "max-positions"]
-        assert beyond == left_out
-        assert not beyond or any(name in notes.texts[-1] for name in beyond)
-        return converted
-
-    assert names_with(sum(counts[:2])) == files[:2]
-    assert read == ["0.pkl.gz", "1.pkl.gz"]  # the others are not read
-    assert names_with(sum(counts[:2])) == files[:2]
-    assert names_with(sum(counts[:5]) + 1) == files[:5]
-    assert names_with(None) == files
-    assert names_with(sum(counts[:3]) - 1, store="below") == files[:2]
-    with pytest.raises(ConfigError, match=f"has {counts[0]} positions"):
-        names_with(counts[0] - 1, store="none")
-    once = convert(make.folder, store="once")
-    whole = convert(make.folder)
-    assert whole.rows("positions") == once.rows("positions")
 
 
 # Columns of sources that describe runs of self-play
