@@ -51,6 +51,8 @@ _SOURCE_WEIGHT: Final = 256
 _BATCH_WEIGHT: Final = 1 << 20
 """Work of a task and a part of the store: a second of a core, and 0.3 million positions of games."""
 _SECONDS_PER_WEIGHT: Final = 1e-6
+_SECONDS_PER_POSITION: Final = 5e-7
+"""Approximate CPU time to write a position."""
 _SMALL_HEADER: Final = 4096
 """Headers of at most this many bytes are always accepted; real ones have 300 to 40,000."""
 LARGE_HEADERS: Final = 64 << 20
@@ -86,7 +88,7 @@ class ConvertRun:
         self.parts = StageFiles(store, "convert", FileFacts, self.progress)
         """The files of positions and games that this run writes."""
         self.seconds = inf
-        """CPU time of all tasks that read and write sources, approximately."""
+        """CPU time of all tasks of a step, approximately."""
         recorded, size = store.manifest.stages.get("convert", {}), store.manifest.board_size
         given = {name: (recorded.get(name), getattr(options, name)) for name in ("val", "test")}
         given["board size"] = size, options.board_size
@@ -286,7 +288,10 @@ class ConvertRun:
         self.parts.remove_others()
         done = self.parts.entries.keys()
         todo = [part for part, own in zip(parts, files, strict=True) if not done >= own.keys()]
-        self.progress.begin("write", sum(group.positions for part in todo for group in part), "positions")
+        positions = sum(group.positions for part in todo for group in part)
+        self.progress.begin("write", positions, "positions")
+        widened_rows = sum(old.files[name].rows for name in widened.values())
+        self.seconds = (positions + widened_rows) * _SECONDS_PER_POSITION
         tasks = (
             (
                 *(store.path, part, self.board_size, targets, options),

@@ -95,9 +95,11 @@ class RunHeader:
         self._values: dict[str, dict[Any, None]] = {fact: {} for fact in _FACTS}  # of games, in order
         self._unread: dict[str, list[str]] = {}
         self._changed = True
+        self._has_comments = False
 
     def read_comment(self, line: bytes) -> None:
         """Read a comment line, with its ``#``. A line that states no fact is ignored."""
+        self._has_comments = True
         # Such a line states no value that is used, and regular expressions take time on long lines.
         if len(line) > 2 * _MAX_VALUE:
             return
@@ -131,6 +133,8 @@ class RunHeader:
             without a value. ``run_unread``: lines such as ``Temperature: hot``, which state no number or
             date, by fact. Each key exists only if it has items.
         """
+        if not self._has_comments:  # nearly all small files
+            return {}
         listed = {fact: [*values][:_MAX_VALUES] for fact, values in self._values.items()}
         changes = {fact: values for fact, values in listed.items() if len(values) > 1}
         run = {fact: values[0] for fact, values in listed.items() if len(values) == 1 and values != [None]}
