@@ -55,6 +55,10 @@ settings.register_profile(
 )
 settings.load_profile("busy machine")
 
+if not FULL:
+    # PyTorch's threads wait busily for each other, which takes several times the CPU time of tiny networks.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background processes with SIGINT ignored, and their children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -75,7 +74,6 @@ def run_notebook(notebook: Path) -> subprocess.CompletedProcess[str]:
     """Run a notebook in its folder; files that Jupyter writes go to a subfolder."""
     places = ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR")
     own = {place: str(notebook.parent / ".jupyter" / place.lower()) for place in places}
-    own["OMP_NUM_THREADS"] = "1"  # the networks are tiny, and threads that wait for work use the other cores
     command = [sys.executable, "-m", "pytest", "-q", "--nbmake", f"--nbmake-timeout={LONGEST_CELL}"]
     return subprocess.run(
         [*command, "-p", "no:cacheprovider", notebook.name],
@@ -129,7 +127,7 @@ def test_no_path_of_a_machine_is_committed(notebook):
 
 
 @pytest.fixture(scope="module")
-def experiment() -> Iterator[ModuleType]:
+def experiment() -> ModuleType:
     pytest.importorskip("torch")
     spec = util.spec_from_file_location("order_of_data", FOLDER / "order_of_data.py")
     assert spec is not None
@@ -137,10 +135,7 @@ def experiment() -> Iterator[ModuleType]:
     module = util.module_from_spec(spec)
     sys.modules["order_of_data"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
-    threads = module.torch.get_num_threads()
-    module.torch.set_num_threads(1)  # as for the notebooks
-    yield module
-    module.torch.set_num_threads(threads)
+    return module
 
 
 @pytest.fixture(scope="module")
