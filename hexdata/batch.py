@@ -249,7 +249,7 @@ def make_batch(
             batch[name] = ops.full((len(block["position_id"]),), FULL_WEIGHT, "float32")
         elif name == "value_weight":
             batch[name] = _value_weights(block, options, seed, epoch, ops)
-        elif is_target(name) and block[name].dtype == xp.float64:
+        elif block[name].dtype == xp.float64:  # only a column extra.NAME
             with np.errstate(over="ignore"):  # a larger number is infinite in float32
                 batch[name] = ops.cast(block[name], "float32")
         else:
