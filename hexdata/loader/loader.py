@@ -127,17 +127,16 @@ class Loader(EpochLoader):
         return f"<table><caption>Loader</caption>{''.join(rows)}</table>"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state to pickle, without the open epoch."""
+        """Return the state of a copy, which counts alone, without the open epoch."""
         # It is opened again from the seed where it is needed. In stream mode it
         # holds states of digests, which cannot be pickled.
-        return {**self.__dict__, "_opened": None}
+        own = {"_digest": copy.deepcopy(self._digest), "_skipped": copy.deepcopy(self._skipped)}
+        return {**self.__dict__, **own, "_opened": None}
 
     def _for_rank(self, rank: int, world_size: int) -> Self:
         """Return a loader for another rank, at the same position. It shares the positions in memory."""
         other = super()._for_rank(rank, world_size)
-        # The rest is shared on purpose, but what this rank skips from here on is not skipped by the other.
-        other._skipped = copy.deepcopy(self._skipped)
-        other._opened = other._last_digest = None
+        other._last_digest = None
         if other._batch and self._digest and other.options == self.options:
             # The digest of the batches before is that of this rank.
             other._move_to(other._epoch, other._batch, self._digest.value)
@@ -254,7 +253,6 @@ class Loader(EpochLoader):
             return self
         changed = copy.copy(self)
         changed.options = replace(self.options, where=where)
-        changed._opened = None
         if self._selected:
             changed._selected = self._selected.select(changed.options)
         changed._check_epoch()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +55,19 @@ def test_a_state_is_pinned(shards: ShardFolder) -> None:
         "epoch": 2,
         "batch": 1,
     }
+
+
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_and_its_original_deliver_and_count_alone(
+    shards: ShardFolder, make: Callable[[Loader], Loader]
+) -> None:
+    whole, loader = Loader(shards.path, **BASE), Loader(shards.path, **BASE)
+    batches = iter(loader)
+    next(batches)
+    other = make(loader)
+    for _ in (*batches, *other, *whole):
+        pass
+    assert loader.epoch_digest == other.epoch_digest == whole.epoch_digest
 
 
 def test_an_invalid_state_is_refused(shards: ShardFolder) -> None:
