@@ -30,8 +30,6 @@ from hexdata.storage.lock import HOLDER_NAME, LOCK_NAME, MAX_BYTES, locked_error
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _TEMPORARY_NAME: Final = re.compile(r"\..+\.\d+\.tmp", re.DOTALL)
 """The temporary names of ``publish``: a dot, the file name, a random number and the suffix."""
-_BLOCK: Final = 1 << 20
-"""Bytes that are read or written again at once."""
 
 
 class HashingFile(BufferedWriter):
@@ -152,7 +150,7 @@ class LocalStorage:
                 # Contents before the name: a power failure could leave an empty file under its final name.
                 if sync:
                     with add_path_to_error(path):
-                        on_disk(_sync_file, file)
+                        os.fsync(file.fileno())  # once: Linux takes what it could not write for written
             on_disk(temporary.replace, path)
         except BaseException:
             with suppress(OSError):  # which would hide the error
@@ -227,12 +225,12 @@ class LocalStorage:
                 is gone afterwards, also after a crash. Default None: the folder contains unfinished work, so
                 errors of a local disk are ignored, and nothing is synced.
         """
-        if self.path.is_dir() and not self.path.is_symlink():
-            if require is None:
-                shutil.rmtree(self.path, ignore_errors=True)
-            else:
-                on_disk(_remove_folder, self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
         if require is not None and self.path.parent.is_dir():
+            # What is left raises its error. NFS keeps files that another process has open, by such names.
+            for path in self.path.rglob("*"):
+                if not path.is_dir() and not path.name.startswith(".nfs"):
+                    on_disk(path.unlink, missing_ok=True)
             sync_folder(self.path.parent)
 
     def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:
@@ -319,26 +317,6 @@ def open_file(path: Path) -> BufferedReader:
     return BufferedReader(on_disk(_NamedFile, path))
 
 
-def _sync_file(file: HashingFile) -> None:
-    """Sync a file that was created here. After a failure, all of it is written again for the next attempt.
-
-    Linux takes pages that it could not write for written, so that a second sync alone would succeed.
-    """
-    try:
-        os.fsync(file.fileno())
-    except OSError:
-        digest = hashlib.sha256()
-        file.seek(0)
-        with open_file(Path(file.name)) as written:
-            while block := written.read(_BLOCK):
-                digest.update(block)
-                BufferedWriter.write(file, block)  # the digest of the file stays
-        file.flush()
-        if digest.hexdigest() != file.sha256:
-            raise StoreError("the disk returns other bytes than were written", path=file.name) from None
-        raise
-
-
 # --- folders ------------------------------------------------------------------------------------------
 
 
@@ -415,18 +393,3 @@ def _refuse_links(store: Path, folders: Iterable[str]) -> None:
                     raise StoreError(reason, path=path, hint=hint)
             if not start:  # other folders below the store belong to others
                 break
-
-
-def _remove_folder(folder: Path) -> None:
-    """Remove a folder and its contents. The error of a file has its path, other than that of ``rmtree``."""
-    # Bottom up: a folder can be removed only when it is empty.
-    for root, folders, names in os.walk(folder, topdown=False, onerror=_raise_unless_missing):
-        for path in (Path(root, name) for name in (*names, *folders)):
-            if path.is_symlink() or not path.is_dir():
-                path.unlink(missing_ok=True)
-        try:
-            Path(root).rmdir()
-        except OSError as error:
-            # NFS renames files that another process has open, which keep their folders until they are closed.
-            if error.errno != errno.ENOTEMPTY or not any(Path(root).rglob(".nfs*")):
-                raise
