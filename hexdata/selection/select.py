@@ -70,7 +70,10 @@ class SelectionOptions:
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
         for name in ("where", "balance_by", "stratify_by"):
-            _check_text(name, getattr(self, name))
+            text = getattr(self, name)
+            is_text = isinstance(text, str) and text.strip() and "\0" not in text
+            if text is not None and (not is_text or any("\ud800" <= letter <= "\udfff" for letter in text)):
+                raise ConfigError(f"{name} must be an SQL expression", found=ascii(text))
         check_fields(self, {"per_game": 1})
         if self.per_game is None and self.per_game_by != "key":
             raise ConfigError(f"per_game_by {self.per_game_by} needs per_game, a number of positions")
@@ -83,14 +86,6 @@ class SelectionOptions:
         """Return the options of this class that differ from their defaults, as JSON values by name."""
         defaults = {field.name: field.default for field in fields(SelectionOptions)}
         return {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
-
-
-def _check_text(name: str, text: Any) -> None:
-    if text is None:
-        return
-    is_text = isinstance(text, str) and text.strip() and "\0" not in text
-    if not is_text or any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ConfigError(f"{name} must be an SQL expression", found=ascii(text))
 
 
 # --- filters of games ---------------------------------------------------------------------------------
@@ -117,17 +112,6 @@ class Duplicates:
     symmetric_games: int
     symmetric_positions: int
     fragments: int
-
-
-def count_duplicates(con: DuckDBPyConnection, tables: StoreTables) -> Duplicates:
-    """Count the duplicate games of a store. Reads the games table only."""
-    counted = con.sql(f"""
-        SELECT count(*) FILTER (is_exact), coalesce(sum(positions) FILTER (is_exact), 0)::BIGINT,
-               count(*) FILTER (is_symmetric), coalesce(sum(positions) FILTER (is_symmetric), 0)::BIGINT,
-               count(*) FILTER (is_symmetric AND fragment)
-        FROM ({_copies_sql(tables)})
-    """).fetchall()
-    return Duplicates(*counted[0])
 
 
 def duplicates_sql(tables: StoreTables, kind: str, rows: str | None) -> str:
@@ -266,7 +250,14 @@ def select(
     balance_by = checked("balance_by", options.balance_by)
     strata = options.stratify_by and _STRATA.get(options.stratify_by.strip(), options.stratify_by)
     stratify_by = checked("stratify_by", strata)
-    duplicates = count_duplicates(con, tables)
+    # Reads the games table only.
+    counted = con.sql(f"""
+        SELECT count(*) FILTER (is_exact), coalesce(sum(positions) FILTER (is_exact), 0)::BIGINT,
+               count(*) FILTER (is_symmetric), coalesce(sum(positions) FILTER (is_symmetric), 0)::BIGINT,
+               count(*) FILTER (is_symmetric AND fragment)
+        FROM ({_copies_sql(tables)})
+    """).fetchall()
+    duplicates = Duplicates(*counted[0])
 
     # Each filter acts on what the filters before it have kept, in the order that the options document.
     left = _Rows(con, tables)
@@ -312,7 +303,12 @@ def select(
         bucket_key = "sort_key"
         if options.assign == "game":  # a position without a game is assigned by its own key
             bucket_key = f"coalesce({sort_key_sql('game_id', derive_key(seed, 'shuffle-games'))}, sort_key)"
-        placed = assign_by_key(keyed, bucket_key, buckets)
+        count = " ".join(f"WHEN {SPLITS.index(split)} THEN {number}" for split, number in buckets.items())
+        # Bucket i begins at key floor(i · 2^64 / B), so it is the largest i with i · 2^64 < (key + 1) · B.
+        bucket = f"(({bucket_key})::UHUGEINT + 1) * (CASE split_index {count} END)::UHUGEINT - 1"
+        placed = f"""
+            SELECT * RENAME (split_index AS split), (({bucket}) >> 64)::UINTEGER AS bucket FROM ({keyed})
+        """
     return Selection(
         rows=rows,
         left_out=left.left_out,
@@ -323,20 +319,6 @@ def select(
         balance=table,
         notes=tuple(notes),
     )
-
-
-def assign_by_key(keyed: str, bucket_key: str, buckets: dict[str, int]) -> str:
-    """Return a query that assigns each position to the bucket whose key range contains ``bucket_key``.
-
-    Args:
-        keyed: Query for positions with ``split_index``.
-        bucket_key: SQL expression of type UBIGINT.
-        buckets: Number of buckets by split.
-    """
-    count = " ".join(f"WHEN {SPLITS.index(split)} THEN {number}" for split, number in buckets.items())
-    # Bucket i begins at key floor(i · 2^64 / B), so it is the largest i with i · 2^64 < (key + 1) · B.
-    bucket = f"(({bucket_key})::UHUGEINT + 1) * (CASE split_index {count} END)::UHUGEINT - 1"
-    return f"SELECT * RENAME (split_index AS split), (({bucket}) >> 64)::UINTEGER AS bucket FROM ({keyed})"
 
 
 class _Rows:

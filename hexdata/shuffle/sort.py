@@ -9,8 +9,8 @@ pass costs one more reading of all positions, 0.2 microseconds a position.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -100,41 +100,43 @@ class Sort:
             BudgetError: The memory is too small.
         """
         schema = positions_schema(self.board_size, self.targets)
-        with (
-            self._session() as con,
-            # After an error, the thread has to end before the session that it uses.
-            closing(in_thread(con, self._sorted(con, buckets), _AHEAD)) as tables,
-        ):
+        with self.reading(buckets) as tables:
             # The groups share one stream: the rows of a bucket have to be written before the next group
             # begins.
             groups = groupby(tables, key=itemgetter(0))
             key, rows = next(groups, (None, iter(())))
             for bucket in buckets:
                 found: Iterator[tuple[int, pa.Table]] = rows if key == bucket.key else iter(())
-                counted = _CountedRows(table for _, table in found)
+                policies: list[int] = []
+                counted = _count_policies(found, policies)
                 # Without ``replace``, a process that has lost its lock cannot overwrite a bucket of another
                 # one.
                 facts = write_parquet(self.target / bucket.name, schema, counted, replace=False)
                 if key == bucket.key:
                     key, rows = next(groups, (None, iter(())))
-                yield bucket.name, SortedBucket(facts.rows, facts.bytes, facts.sha256, counted.policies)
+                yield bucket.name, SortedBucket(facts.rows, facts.bytes, facts.sha256, sum(policies))
 
-    def read(self, buckets: Sequence[Bucket]) -> Generator[tuple[int, pa.Table]]:
-        """Sort the rows of buckets in one pass; yield them in order, each table with the key of its bucket.
+    @contextmanager
+    def reading(self, buckets: Sequence[Bucket]) -> Iterator[Iterator[tuple[int, pa.Table]]]:
+        """Sort the rows of buckets in one pass. Errors of the context are translated as those of the sort.
 
         Args:
             buckets: The buckets, in ascending order.
+
+        Yields:
+            The rows in order, in tables, each with the key of its bucket.
 
         Raises:
             StoreError: A position is invalid, or a file of the store is damaged.
             BudgetError: The memory is too small.
         """
-        with self._session() as con:
-            yield from self._sorted(con, buckets)
-
-    def _session(self) -> AbstractContextManager[DuckDBPyConnection]:
         memory, threads = self.limits.memory, self.limits.threads
-        return duckdb_session(memory=memory, threads=threads, spill=self.spill, store=self.store)
+        with (
+            duckdb_session(memory=memory, threads=threads, spill=self.spill, store=self.store) as con,
+            # After an error, the thread has to end before the session that it uses.
+            closing(in_thread(con, self._sorted(con, buckets), _AHEAD)) as tables,
+        ):
+            yield tables
 
     def _sorted(self, con: DuckDBPyConnection, buckets: Sequence[Bucket]) -> Iterator[tuple[int, pa.Table]]:
         """Yield the sorted rows of buckets, cut where the bucket changes."""
@@ -203,14 +205,8 @@ def divide(buckets: Sequence[Bucket], passes: int) -> list[list[Bucket]]:
     return [list(buckets[start:stop]) for start, stop in pairwise(bounds) if stop > start]
 
 
-class _CountedRows:
-    """The rows of a bucket; counts those with a policy."""
-
-    def __init__(self, tables: Iterator[pa.Table]) -> None:
-        self._tables = tables
-        self.policies = 0
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        for table in self._tables:
-            self.policies += table.num_rows - table["policy"].null_count
-            yield table
+def _count_policies(rows: Iterator[tuple[int, pa.Table]], counts: list[int]) -> Iterator[pa.Table]:
+    """Yield the rows of a bucket, and append the number of those with a policy to ``counts``."""
+    for _, table in rows:
+        counts.append(table.num_rows - table["policy"].null_count)
+        yield table

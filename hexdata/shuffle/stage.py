@@ -276,9 +276,16 @@ class ShuffleRun:
             BudgetError: The memory or the disk is too small.
         """
         # 1. Is there anything to do? Of a complete shuffle, only the damaged buckets are written again.
-        damage = self._damage()
+        manifest, damage = self.store.manifest, None
+        if is_same_shuffle(self.store, self.options):
+            keeps_removed = manifest.removed_buckets and not self.restore
+            damage = {} if keeps_removed else self.files.find_damage(manifest.buckets())
         if damage is not None and not damage:
-            self._list_restored()
+            if self.restore and manifest.removed_buckets:  # all exist, because none was removed yet
+                manifest.files |= manifest.removed_buckets
+                lineage = manifest.stages["shuffle"]
+                manifest.stages["shuffle"] = {name: lineage[name] for name in lineage if name != "removed"}
+                manifest.save(self.store.path)
             self.files.remove_work()  # a run may have been killed after publishing its manifest
             return replace(self._result(resumed=0), already_done=True)
         # 2. A new shuffle is written beside the present one, unless that may be removed first.
@@ -287,17 +294,21 @@ class ShuffleRun:
         # 3. Altered inputs would give another result with valid digests, so they are compared first.
         require_intact(self.store, _INPUTS, self.progress)
         self.progress.begin("select", None, "positions")
-        prepared = prepare(
-            self.store,
-            self.options,
-            self.work / "selection",
-            self.spill,
-            self.engine.cores,
-            self.files.target,
-        )
+        folder, cores = self.work / "selection", self.engine.cores
+        prepared = prepare(self.store, self.options, folder, self.spill, cores, self.files.target)
         # 4. Keep the buckets that an interrupted run has finished, or, in a repair, the intact ones.
         names = [bucket.name for bucket in prepared.buckets]
-        self.files.resume(prepared.lineage, names, None if damage is None else self._intact(damage))
+        intact = None
+        if damage is not None:
+            published = manifest.buckets()
+            removed = "removed" if manifest.removed_buckets else "damaged"
+            self.progress.note(f"writing {len(damage):,} {removed} of {len(published):,} buckets again")
+            intact = {  # whose policies were counted before
+                name: SortedBucket(facts.rows, facts.bytes, facts.sha256, policies=0)
+                for name, facts in published.items()
+                if name not in damage
+            }
+        self.files.resume(prepared.lineage, names, intact)
         resumed = len(self.files.entries) if damage is None else 0
         plan = prepared.plan(self.store, self.options, len(self.files.entries), already_done=False)
         # Before anything is removed or written: a full disk would be found only after much of the work.
@@ -313,37 +324,6 @@ class ShuffleRun:
         made = prepared.selection
         result = self._result(resumed)
         return replace(result, duplicates=made.duplicates, balance=made.balance, notes=made.notes)
-
-    def _damage(self) -> dict[str, StoreError] | None:
-        """Return the damaged buckets of the requested shuffle; None if the store does not contain it.
-
-        Buckets that were removed are included if they are to be restored.
-        """
-        if not is_same_shuffle(self.store, self.options):
-            return None
-        if self.store.manifest.removed_buckets and not self.restore:
-            return {}
-        return self.files.find_damage(self.store.manifest.buckets())
-
-    def _list_restored(self) -> None:
-        """List removed buckets in the manifest again if all of them exist, because none was removed yet."""
-        manifest = self.store.manifest
-        if self.restore and manifest.removed_buckets:
-            manifest.files |= manifest.removed_buckets
-            lineage = manifest.stages["shuffle"]
-            manifest.stages["shuffle"] = {name: lineage[name] for name in lineage if name != "removed"}
-            manifest.save(self.store.path)
-
-    def _intact(self, damage: dict[str, StoreError]) -> dict[str, SortedBucket]:
-        """Return the undamaged buckets of a shuffle to be repaired. Their policies were counted before."""
-        published = self.store.manifest.buckets()
-        removed = "removed" if self.store.manifest.removed_buckets else "damaged"
-        self.progress.note(f"writing {len(damage):,} {removed} of {len(published):,} buckets again")
-        return {
-            name: SortedBucket(facts.rows, facts.bytes, facts.sha256, policies=0)
-            for name, facts in published.items()
-            if name not in damage
-        }
 
     @repeats_on_disk
     def _write(self, prepared: Prepared, passes: int) -> None:

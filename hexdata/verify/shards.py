@@ -157,6 +157,6 @@ def _sorted_rows(store: Store, options: VerifyOptions) -> Iterator[tuple[str, pa
             raise VerifyError("the shards have other positions than the store", path=store.path)
         # As many passes as the free disk requires; their rows are the same as those of one pass.
         for part in prepared.parts(disk_usage(folder).free):
-            with closing(prepared.sort.read(part)) as tables:
+            with prepared.sort.reading(part) as tables:
                 for key, table in tables:
                     yield SPLITS[key >> 32], table
