@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.board import MAX_SIZE
-from hexdata.errors import BudgetError, HexdataError, InputError, VerifyError
+from hexdata.errors import BudgetError, HexdataError, InputError, Reason, VerifyError
 from hexdata.export.originals import Original, list_originals, with_file_idx
 from hexdata.formats import BATCH_ROWS, FilePart, SourceReader, open_source
 from hexdata.formats.legacy import write_legacy
@@ -241,6 +241,8 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
     """
     # A file that was rejected as a whole has no number of a record.
     missing = set(rejected) - {None}
+    # Only these are rejected although the reader accepts them.
+    by_convert = [n for n, why in rejected.items() if why in (Reason.AFTER_REPEAT, Reason.TARGET_RANGE)]
     for batch in reader.batches():
         for each in batch.rejected:
             if rejected.get(each.record) != each.reason:
@@ -249,9 +251,8 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
                 raise VerifyError(reason, record=each.record, expected=expected)
             missing.discard(each.record)
         positions = batch.positions
-        if rejected:
-            # --truncate-repeats rejects records that the reader accepts.
-            known = pc.is_in(positions.column("record"), pa.array(rejected, pa.int64()))
+        if by_convert:
+            known = pc.is_in(positions.column("record"), pa.array(by_convert, pa.int64()))
             missing.difference_update(positions.column("record").filter(known).to_pylist())
             positions = positions.filter(pc.invert(known))
         yield positions

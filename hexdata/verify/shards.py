@@ -128,9 +128,7 @@ def _expected_blocks(
     for _, parts in groupby(rows, key=itemgetter(0)):
         tables = regroup(map(itemgetter(1), parts), schema, manifest.block_size)
         for number, table in enumerate(tables):
-            # Rows with policies differ, though the manifest of the store records none.
-            has_policy = with_policy or table["policy"].null_count < table.num_rows
-            yield f"{number:06d}", columns_to_block(table, has_policy, targets)
+            yield f"{number:06d}", columns_to_block(table, with_policy, targets)
 
 
 def _bucket_rows(store: Store, schema: pa.Schema) -> Iterator[tuple[str, pa.RecordBatch]]:

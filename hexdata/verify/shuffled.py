@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from hexdata.errors import VerifyError
 from hexdata.order import derive_key, sort_key
-from hexdata.quality import Figure, Quality
+from hexdata.quality import Quality
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.selection import SelectionOptions, select
 from hexdata.store import Store
@@ -174,15 +174,13 @@ def check_quality(quality: Quality | None) -> str:
     if failed := [figure for figure in quality.figures if not figure.ok]:
         reason = f"the shuffle differs from a random order ({quality.reference})"
         hint = "Shuffle with another --seed. If that fails too, check the games of the positions."
-        raise VerifyError(reason, found="; ".join(dict.fromkeys(map(_describe, failed))), hint=hint)
+        # A failed lag may also be the worst one.
+        found = {
+            f"{f.title}: {f.after:.4g}, {f.note if f.z is None else f'expected {f.expected:.4g}'}": None
+            for f in failed
+        }
+        raise VerifyError(reason, found="; ".join(found), hint=hint)
     if not (judged := quality.conclusive):
         return f"{quality.positions:,} positions in the {quality.split} split: too few to judge"
     furthest = max(abs(figure.z or 0.0) for figure in judged)
     return f"{len(judged)} figures of {quality.split} agree with a random order, within {furthest:.1f} s.d."
-
-
-def _describe(figure: Figure) -> str:
-    chance = figure.note  # of the largest share of a game, which has no expected value
-    if figure.z is not None:
-        chance = f"expected {figure.expected:.4g} ± {figure.deviation:.2g}: {figure.z:+.1f} s.d."
-    return f"{figure.title}: {figure.after:.4g}, {chance}"

@@ -24,7 +24,7 @@ from tests.kit.batches import one_source_a_part
 from tests.kit.command_line import hexdata_run
 from tests.legacy_pickles import example, save_pickle
 from tests.pairs import FULL
-from tests.verify.altered import with_cell
+from tests.verify.altered import Altered, with_cell
 
 if TYPE_CHECKING:
     from tests.conftest import CopyStore
@@ -93,7 +93,7 @@ def test_the_command_fails_for_a_source_whose_file_is_not_at_hand(made: Made) ->
 
 # --- changes --------------------------------------------------------------------------------------------
 
-DICTS, RAW = (f"positions/part-00000{number}.parquet" for number in (1, 2))
+DICTS, RAW, TUPLES = (f"positions/part-00000{number}.parquet" for number in (1, 2, 3))
 SOURCES, REJECTED = "sources/part-000000.parquet", "rejected/part-000000.parquet"
 Change = Callable[[pa.Table], pa.Table]
 
@@ -152,6 +152,25 @@ def test_a_change_is_found_and_named(made: Made, copy_store: CopyStore) -> None:
         failed = [source for source in check_round_trip(changed, [inputs]) if not source.ok]
         assert message in failed[0].detail
         (changed / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(("reason", "ok"), [("after-repeat", True), ("board-cells", False)])
+def test_only_convert_rejects_what_the_reader_accepts(
+    made: Made, copy_store: CopyStore, reason: str, ok: bool
+) -> None:
+    inputs, store = made
+    changed = Altered(copy_store(store))
+
+    def hide(rejected: pa.Table) -> pa.Table:
+        """Reject record 12 too, whose position is removed."""
+        row = {**rejected.slice(0, 1).to_pylist()[0], "source_id": 3, "record": 12, "reason": reason}
+        return pa.concat_tables([rejected, pa.Table.from_pylist([row], schema=rejected.schema)])
+
+    changed.table(TUPLES, lambda rows: rows.take([*range(12), *range(13, len(rows))]))
+    changed.cell(SOURCES, "positions", 3, 99)
+    changed.table(REJECTED, hide)
+    found = {source.name: source for source in check_round_trip(changed.path, [inputs])}
+    assert found["in/tuples.pkl.gz"].ok is ok, found
 
 
 def test_keys_with_the_prefix_of_hexdata_survive_the_round_trip(tmp_path: Path) -> None:
