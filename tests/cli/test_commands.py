@@ -113,19 +113,25 @@ def test_a_folder_as_it_is(legacy: Path, tmp_path: Path) -> None:
     (root / "zero.pkl").symlink_to("/dev/zero")
     facts = hexdata_run("convert", root, tmp_path / "store", "--json").facts
     assert (facts["sources"], facts["skipped"], facts["rejected"]) == (2, 5, 0)
+    assert facts["duplicate_games"] == 0
     unknown = dict.fromkeys(["data/README.md", "data/pipe", "data/x1.pt"], "unknown-name")
     assert unknown.items() <= facts["skipped_files"].items()
     assert facts["file_notes"] == {"data/none.pkl": ["contains no records"]}
+    with (root / "a.trmph").open("rb+") as file:
+        lines = file.readlines()
+        file.write(lines[-1])
     ran = hexdata_run("convert", root, tmp_path / "other")
     assert ran.status == 0
+    assert f"1 of {facts['games'] + 1} games" in ran.out
+    assert "rejected records" not in ran.out
     assert sorted(ran.err.splitlines()) == [
         "note: data/none.pkl: contains no records",
         "note: skipped 2 files (no-file): data/pipe.trmph, data/zero.pkl",
         "note: skipped 3 files (unknown-name): data/README.md, data/pipe, data/x1.pt",
     ]
-    again = hexdata_run("convert", legacy, tmp_path / "other")
+    again = hexdata_run("convert", root / "none.pkl", tmp_path / "other")
     assert (again.status, again.out, again.err.count("\n")) == (0, "", 1)
-    assert "legacy/a.trmph" in again.err
+    assert "none.pkl" in again.err
 
 
 def test_rejected_files_are_listed_by_cause(legacy: Path, tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def odd_games() -> list[Row]:
 def mixed() -> list[Row]:
     made = by_id(12)
     del made[4][2]
+    for example in made[0]:
+        example["metadata"]["game_id"] = (0, 0)
     return shuffled(flat(made))
 
 
