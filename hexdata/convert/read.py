@@ -33,7 +33,7 @@ from hexdata.convert.spool import (
     write_arrow,
     write_rejected,
 )
-from hexdata.convert.targets import NumberCounter, check_declared, reject_invalid
+from hexdata.convert.targets import NumberCounter, check_declared
 from hexdata.errors import FormatError, HexdataError, Reason, SourceChangedError
 from hexdata.formats import BATCH_ROWS, GAME_FORMATS, RawBatch, Rejection, SourceReader, open_source
 from hexdata.formats.run_header import date_of_name
@@ -170,7 +170,6 @@ class _Reading:
                 if reader.targets:
                     check_declared(reader.targets)
                 for batch in reader.batches():
-                    batch = reject_invalid(batch, reader.targets) if reader.targets else batch
                     facts.reject(batch.rejected)
                     rows = batch.rows
                     facts.positions += rows

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,8 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from hexdata.convert.spool import Source
-from hexdata.errors import InputError, Reason
-from hexdata.formats import RawBatch, Rejection
+from hexdata.errors import InputError
 from hexdata.formats.legacy.dialect import (
     EXAMPLE_KEY,
     EXAMPLE_TYPES_KEY,
@@ -195,31 +194,6 @@ def check_declared(targets: Sequence[str]) -> None:
     distinct, extras = {name.lower() for name in targets}, sum(name not in TARGETS for name in targets)
     if len(distinct) < len(targets) or extras > MAX_EXTRAS or not all(map(is_target, targets)):
         raise ValueError(f"the reader declares invalid targets: {list(targets)}")
-
-
-def reject_invalid(batch: RawBatch, targets: Iterable[str]) -> RawBatch:
-    """Return a raw batch without the positions that have an invalid value in an optional column.
-
-    Args:
-        batch: The batch.
-        targets: Its optional columns.
-    """
-    positions, rejected = batch.positions, dict[int, Rejection]()
-    for name in targets:
-        column = positions.column(name)
-        values = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-        low, high, expected = _RANGES.get(name, _ANY_NUMBER)
-        valid = (values >= low) & (values <= high)  # not NaN
-        for row in np.flatnonzero(~valid & column.is_valid().to_numpy(zero_copy_only=False)).tolist():
-            detail = f"{name}: found {values[row]:g}; expected {expected}"
-            record = positions.column("record")[row].as_py()
-            rejected.setdefault(row, Rejection(record, Reason.TARGET_RANGE, detail))
-    if not rejected:
-        return batch
-    kept = np.ones(len(positions), bool)
-    kept[list(rejected)] = False
-    merged = sorted([*batch.rejected, *rejected.values()], key=lambda rejection: rejection.record)
-    return RawBatch(positions.filter(pa.array(kept)), merged)
 
 
 def choose_columns(sources: Sequence[Source], known: Sequence[str]) -> tuple[str, ...]:

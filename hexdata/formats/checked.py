@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, Final, Self
 
@@ -15,7 +16,16 @@ from hexdata.errors import FormatError, Reason, StoreError
 from hexdata.formats.legacy import limits
 from hexdata.formats.source import BATCH_ROWS, RawBatch, Rejection, SourceReader
 from hexdata.policy import SparsePolicies
-from hexdata.schema import END_REASONS, MAX_TIER, NO_PLY, SWAPS, board_bytes, is_target, raw_schema
+from hexdata.schema import (
+    END_REASONS,
+    EXTRA_PREFIX,
+    MAX_TIER,
+    NO_PLY,
+    SWAPS,
+    board_bytes,
+    is_target,
+    raw_schema,
+)
 from hexdata.text import shortened
 
 _MAX_INT: Final = (1 << 31) - 1
@@ -36,6 +46,8 @@ _RANGES: Final = {
 }
 """Smallest and largest valid number of each column, and the reason of other records. Nulls are valid,
 infinite numbers are not."""
+_ANY_NUMBER: Final = (-math.inf, math.inf, Reason.TARGET_RANGE)
+"""The same of extra columns: not NaN."""
 
 
 class CheckedReader:
@@ -138,7 +150,8 @@ def _without_invalid(batch: RawBatch, n: int) -> RawBatch:
 
 def _faults(rows: pa.RecordBatch, n: int) -> Iterator[tuple[str, Reason, npt.NDArray[np.bool_]]]:
     """Yield the columns of a batch, the reason of an invalid value, and which rows have one."""
-    for name, (low, high, reason) in (_RANGES | {"move": (0, n * n - 1, Reason.TRMPH_CELL)}).items():
+    extras = {name: _ANY_NUMBER for name in rows.schema.names if name.startswith(EXTRA_PREFIX)}
+    for name, (low, high, reason) in (_RANGES | {"move": (0, n * n - 1, Reason.TRMPH_CELL)} | extras).items():
         if name in rows.schema.names:
             values = pc.fill_null(rows.column(name), low).to_numpy(zero_copy_only=False)
             yield name, reason, ~((values >= low) & (values <= high))  # NaN, too

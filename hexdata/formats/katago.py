@@ -346,6 +346,7 @@ def _faults(block: _Block, wanted_size: int | None) -> list[tuple[Reason, Mask, 
     numbers, visits = targets[:, _CHECKED], targets[:, _Column.VISITS]
     wrong = _any(~np.isfinite(numbers)) | _any(targets[:, _NOT_NEGATIVE] < 0)
     wrong |= (visits % 1 != 0) | (visits >= 1 << 31)
+    wrong |= np.isnan(block.inputs[:, 5]) & (block.inputs[:, 4] == 1)
     visited = block.visits[:, :-1].reshape(board.shape) > 0
     bad_visits = _any(block.visits < 0) | _any(visited & (stones | ~board)) | ~_any(visited)
     return [

@@ -195,6 +195,7 @@ INVALID: list[tuple[str, str, Callable[[np.ndarray], object]]] = [
     ("target-range", TARGETS, put((0, 60), 1.5)),
     ("target-range", TARGETS, put((0, 60), 2.0**31)),
     ("target-range", TARGETS, put((0, 31), np.nan)),
+    ("target-range", INPUTS, put((0, slice(4, 6)), (1, np.nan))),
     ("policy-values", POLICY, put((0, 0, 1), -1)),
     ("policy-values", POLICY, put((0, 0, 6), 1)),  # outside the board
     ("policy-values", POLICY, put((0, 0, 16), 1)),  # the stone

@@ -6,6 +6,7 @@ import bz2
 import gzip
 import io
 import lzma
+import math
 import sys
 import tracemalloc
 import zlib
@@ -253,6 +254,7 @@ def test_invalid_batches_of_another_package_are_refused(batches):
         ({"move": 9}, "trmph-cell"),
         ({"value": 1.5}, "value-range"),
         ({"visits": -1}, "target-range"),
+        ({"extra.t": math.nan}, "target-range"),
         ({"end_reason": "bored"}, "reader-error"),
         ({"policy": [{"cell": 0, "probability": -1}]}, "policy-values"),
         ({"board": b"\x80\x40\x00"}, "board-overlap"),
@@ -261,10 +263,10 @@ def test_invalid_batches_of_another_package_are_refused(batches):
     ],
 )
 def test_a_record_of_another_package_with_an_invalid_value_is_rejected(columns, reason):
-    given = [batch_of(targets=["visits"]), batch_of(1, targets=["visits"], **columns)]
-    given.append(batch_of(3, targets=["visits"]))
+    targets = ("extra.t", "visits")
+    given = [batch_of(record, targets=targets, **columns if record == 1 else {}) for record in (0, 1, 3)]
     one = RawBatch(RawBatch.join(given), [Rejection(2, Reason.NO_MOVES, "empty")])
-    (batch,) = read(one, targets=("visits",))
+    (batch,) = read(one, targets=targets)
     assert batch.positions["record"].to_pylist() == [0, 3]
     assert [(each.record, each.reason) for each in batch.rejected] == [(1, reason), (2, "no-moves")]
 
