@@ -33,7 +33,7 @@ from hexdata.convert.spool import (
     write_arrow,
     write_rejected,
 )
-from hexdata.convert.targets import NumberCounter, check_declared
+from hexdata.convert.targets import NumberCounter
 from hexdata.errors import FormatError, HexdataError, Reason, SourceChangedError
 from hexdata.formats import BATCH_ROWS, GAME_FORMATS, RawBatch, Rejection, SourceReader, open_source
 from hexdata.formats.run_header import date_of_name
@@ -167,8 +167,6 @@ class _Reading:
             with open_source(file.path, **given) as reader:
                 if options.board_size is not None:
                     reader.select_board_size(options.board_size)
-                if reader.targets:
-                    check_declared(reader.targets)
                 for batch in reader.batches():
                     facts.reject(batch.rejected)
                     rows = batch.rows

@@ -184,18 +184,6 @@ def target_columns(
     return result
 
 
-def check_declared(targets: Sequence[str]) -> None:
-    """Check the optional columns that a reader declares.
-
-    Raises:
-        ValueError: A name is not one of an optional column, two names are equal ignoring case, or there are
-            too many columns.
-    """
-    distinct, extras = {name.lower() for name in targets}, sum(name not in TARGETS for name in targets)
-    if len(distinct) < len(targets) or extras > MAX_EXTRAS or not all(map(is_target, targets)):
-        raise ValueError(f"the reader declares invalid targets: {list(targets)}")
-
-
 def choose_columns(sources: Sequence[Source], known: Sequence[str]) -> tuple[str, ...]:
     """Choose the optional columns of each source; return those of the store.
 

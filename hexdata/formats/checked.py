@@ -19,6 +19,7 @@ from hexdata.policy import SparsePolicies
 from hexdata.schema import (
     END_REASONS,
     EXTRA_PREFIX,
+    MAX_EXTRAS,
     MAX_TIER,
     NO_PLY,
     SWAPS,
@@ -75,8 +76,12 @@ class CheckedReader:
         # What a format of hexdata's own stands for is known to later stages, so no other reader may state it.
         self._require(reader.format in ("", name), f"its format is {reader.format!r}")
         self.targets = tuple(reader.targets)
-        are_valid = len(set(self.targets)) == len(self.targets) and all(map(is_target, self.targets))
-        self._require(are_valid, f"its targets are {self.targets}, not different names such as extra.time")
+        # Names that differ only in case would be the same column of a query.
+        are_different = len({name.lower() for name in self.targets}) == len(self.targets)
+        extras = sum(name.startswith(EXTRA_PREFIX) for name in self.targets)
+        are_valid = all(map(is_target, self.targets)) and extras <= MAX_EXTRAS
+        fault = f"its targets are {self.targets}, not different names such as extra.time"
+        self._require(are_different and are_valid, fault)
 
     def __getattr__(self, name: str) -> Any:
         """Return ``board_size``, ``header`` or ``damage`` of the reader, which change while it reads."""
