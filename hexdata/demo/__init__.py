@@ -36,7 +36,7 @@ FOLDER: Final = "the folder of a demo"
 """Name of the folder in error messages."""
 LAYOUTS: Final = ("v1-tuples", "v2-dicts", "v2-enums", "trmph")
 """Subfolders of a demo; each contains ``FILES_PER_LAYOUT`` files with different games."""
-DIALECTS: Final = {"v1-tuples": "tuples", "v2-dicts": "dicts-player", "v2-enums": "dicts-enums"}
+DIALECTS: Final = {"v1-tuples": "tuples", "v2-dicts": "dicts", "v2-enums": "enums"}
 """Pickle dialect of each layout."""
 FILES_PER_LAYOUT: Final = 2
 

@@ -108,7 +108,7 @@ class Original:
     def dialect(self) -> Any:
         """The dialect of the legacy examples; for raw games, the dialect that the legacy tool wrote."""
         if self.is_raw:
-            return "dicts-player"
+            return "dicts"
         if "dialect" not in self.header:
             hint = "Convert the sources into a new store."
             raise StoreError(f"the header of source {self.source_id} has no dialect", hint=hint)

@@ -53,7 +53,7 @@ NO_TIME: Final = "1970-01-01T00:00:00"
 
 # As the legacy shuffle writes them: examples of all sources become dicts, with the raw file in `metadata`.
 _SHUFFLED_DIALECT: Final = {
-    **DIALECTS["dicts-player"],
+    **DIALECTS["dicts"],
     "metadata_keys": [
         *("game_id", "position_in_game", "total_positions", "value_sample_tier", "winner"),
         "original_source",

@@ -19,15 +19,16 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.board import BLUE, RED, cell_name, check_no_repeats, parse_moves, split_trmph
+from hexdata.board import cell_name, check_no_repeats, parse_moves, split_trmph
 from hexdata.errors import FormatError, HexdataError, Reason
 from hexdata.formats.games import GameReader, GameRecord
 from hexdata.formats.gunzip import GunzipFile
-from hexdata.formats.legacy.allowlist import EnumValue, PickledArray, is_number, kind_of, layout_of, plain
+from hexdata.formats.legacy.allowlist import PickledArray, is_number, kind_of, layout_of, plain
 from hexdata.formats.legacy.dialect import ESCAPE, header_json
 from hexdata.formats.legacy.limits import DEFAULT_LIMITS, METADATA_BYTES, LegacyLimits
 from hexdata.formats.legacy.stream import PickleStream
 from hexdata.formats.legacy.unpickler import Unpickler
+from hexdata.formats.legacy.validate import read_winner
 from hexdata.formats.run_header import model_of
 from hexdata.policy import SparsePolicies
 from hexdata.storage import AnyPath, storage_of
@@ -38,7 +39,6 @@ Float64Array = npt.NDArray[np.float64]
 _KEYS: Final = ("moves", "policies", "values", "winner", "final_trmph")
 _RESERVED: Final = ("continues", "convention", "counts", "run", "sidecar", "stated_format")
 """Keys of the header that hexdata writes. A key of the file with the same name is stored with a prefix."""
-_WINNERS: Final = {"BLUE": BLUE, "B": BLUE, "1": BLUE, "RED": RED, "R": RED, "2": RED}
 
 
 def has_games(path: AnyPath, limits: LegacyLimits = DEFAULT_LIMITS) -> bool:
@@ -131,7 +131,9 @@ class SelfPlayGamesReader(GameReader):
         if {len(policies), len(values)} != {len(game.moves)}:
             found = f"{len(policies):,} policies and {len(values):,} values"
             raise FormatError("lists of other lengths", Reason.GAME_MISMATCH, found, len(game.moves))
-        game.winner = None if winner is None else _winner(winner)
+        if isinstance(winner, str):
+            winner = winner.upper() if len(winner) > 1 else winner.lower()  # also "red" and "R"
+        game.winner = None if winner is None else read_winner(winner)
         self._counts[self._read_outputs(game, content)] += 1
 
     def _read_outputs(self, game: GameRecord, content: dict[Any, Any]) -> str:
@@ -189,16 +191,6 @@ def _read_moves(game: GameRecord, final: str, positions: list[str]) -> None:
     if [text[text.find("#") :] for text in positions] != expected:
         raise FormatError("moves are not the positions of final_trmph", Reason.GAME_MISMATCH)
     game.board_size, game.moves = n, moves
-
-
-def _winner(value: object) -> int:
-    text = str(value) if isinstance(value, int) and not isinstance(value, bool) else value
-    if isinstance(text, str) and text.upper() in _WINNERS:
-        return _WINNERS[text.upper()]
-    if isinstance(value, EnumValue) and type(value.value) is int and value.value in (BLUE, RED):
-        return value.value
-    found = shortened(value) if isinstance(value, str) else kind_of(value)
-    raise FormatError("an unknown winner", Reason.WINNER_VALUE, found, "red, blue or None")
 
 
 def _value(ply: int, value: object) -> float:

@@ -338,7 +338,12 @@ def _number(name: str, value: object) -> int:
     return int(number)
 
 
-def _winner(value: object) -> int:
+def read_winner(value: object) -> int:
+    """Return the winner for a value of a pickle.
+
+    Raises:
+        FormatError: "winner-value".
+    """
     if type(value) in (str, int) and value in _WINNERS:
         return _WINNERS[value]
     if isinstance(value, EnumValue) and value.value in (0, 1):
@@ -361,5 +366,9 @@ def _origin(metadata: dict[str, Any]) -> str | None:
     return encodable(named[-1]) if named else None
 
 
-_READERS: Final[dict[str, Callable[[Any], Any]]] = {"value": _value, "winner": _winner, "game_id": _game_id}
+_READERS: Final[dict[str, Callable[[Any], Any]]] = {
+    "value": _value,
+    "winner": read_winner,
+    "game_id": _game_id,
+}
 """Converters of the fields of other values than ``_NUMBERS``."""

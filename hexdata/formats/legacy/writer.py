@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
@@ -32,28 +31,23 @@ from hexdata.text import shortened
 
 _GAME_KEYS: Final = ["game_id", "position_in_game", "total_positions", "value_sample_tier", "winner"]
 _TUPLES: Final = {"layout": "tuple", "board": "<f4", "policy": "<f4", "value": "float"}
-_FIELDS: Final = ["board", "policy", "value", "metadata"]
 _DICTS: Final = {
     **_TUPLES,
     "layout": "dict",
     "winner": "BLUE/RED",
-    "keys": _FIELDS,
+    "keys": ["board", "policy", "value", "player_to_move", "metadata"],
     "metadata_keys": _GAME_KEYS,
+    "player_to_move": "int",
 }
-_PLAYERS: Final = {**_DICTS, "keys": [*_FIELDS[:3], "player_to_move", "metadata"], "player_to_move": "int"}
 _ENUMS: Final = {"player_to_move": "hex_ai.enums.Player", "winner": "hex_ai.enums.Winner"}
-_ENUM_KEYS: Final = {"metadata_keys": [*_GAME_KEYS, "source_file"]}
 
-DIALECTS: Final[Mapping[str, Mapping[str, object]]] = MappingProxyType(
-    {
-        "tuples": _TUPLES,
-        "dicts": _DICTS,
-        "dicts-player": _PLAYERS,
-        "dicts-enums": {**_PLAYERS, **_ENUMS, **_ENUM_KEYS},
-    }
-)
-"""Dialects of the legacy tool: until 18 July 2025 (where a value of 1.0 means that blue won), from 23 July,
-from 25 July, and in September. ``header["dialect"]`` of a reader has the same form."""
+DIALECTS: Final[Mapping[str, Mapping[str, object]]] = {
+    "tuples": _TUPLES,
+    "dicts": _DICTS,
+    "enums": {**_DICTS, **_ENUMS, "metadata_keys": [*_GAME_KEYS, "source_file"]},
+}
+"""Dialects of the legacy tool: until 18 July 2025 (where a value of 1.0 means that blue won), from 25 July,
+and in September. ``header["dialect"]`` of a reader has the same form."""
 
 _SCALARS: Final = ("value", "player_to_move", "file_idx", "line_idx", *_GAME_KEYS[1:])
 """Columns of a raw batch that are converted to Python values."""
