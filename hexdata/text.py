@@ -17,7 +17,7 @@ _INVISIBLE: Final = re.compile(
 
 _SHOWN: Final = 80
 """Maximum number of characters of a text from a file in a message."""
-_NUMBER: Final = re.compile(r"-?|[+-]?[\d,.:]+(e[+-]\d+)?( ?(%|s|B|[kMGT]B))?")
+_NUMBER: Final = re.compile(r"-?|[+-]?[\d,.:]+(e[+-]\d+)?( ?(%|s|s\.d\.|B|[kMGT]B))?")
 _COMMAND: Final = re.compile(r"`[^`]*`")
 _MIN_WIDTH: Final = 20
 """Texts are not wrapped to fewer characters."""

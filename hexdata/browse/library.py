@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from hexdata.browse.openings import Openings
-from hexdata.checks import check_fields
+from hexdata.checks import check_count
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.loader import Loader
 from hexdata.selection.expression import parse_expression
@@ -83,9 +83,8 @@ class BrowseOptions(QueryLimits):
     port: int | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, {"port": 0})
-        if self.port is not None and self.port > 65_535:
-            raise ConfigError(f"port is too large; found {self.port}; expected at most 65535")
+        if self.port is not None:
+            check_count("port", self.port, 0, 65_535)
         super().__post_init__()
 
 

@@ -46,17 +46,16 @@ class View:
 
 def _headlines(facts: LiveMetrics) -> Table:
     """Return the key numbers: one name with its numbers per line."""
-    games = (
-        ("{:,} seen", facts.games),
-        ("{:,} in the pool", facts.pool),
-        ("each used {:.2f} times", facts.average_uses),
-    )
+    name = "ShufflingChunkPool"
+    pool = next((stage["counts"] for stage in facts.stages if stage["name"] == name), None)
+    text = "{entered:,} seen, {chunks:,} in the pool, each used {uses:.2f} times"
+    games = text.format(**pool) if pool else ""
     pairs = "" if facts.pairs is None else f", {facts.pairs:.2f} same-game pairs in each"
     lines = {
         "positions": f"{facts.positions_per_second:,.0f}/s, {facts.positions:,} so far",
         "batches": f"{facts.batches:,}{pairs}",
-        "games": ", ".join(text.format(count) for text, count in games if count is not None),
-        "newest file": facts.newest_file or "none yet",
+        "games": games,
+        "newest file": facts.notes.get(name, {}).get("newest") or "none yet",
     }
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="cyan", no_wrap=True)

@@ -118,8 +118,8 @@ class LiveLoader:
         batch = {name: given[name] for name in BATCH_OPTIONS if name in given}
         shared = {name: given[name] for name in SHARED_OPTIONS if name in given}
         self.options = replace(options, **shared, batch=replace(options.batch, **batch))
-        self.warn_after = _check_seconds("warn_after", warn_after)
-        self.timeout = math.inf if timeout is None else _check_seconds("timeout", timeout)
+        self.warn_after = check_number("warn_after", warn_after)
+        self.timeout = math.inf if timeout is None else check_number("timeout", timeout)
         self.delivered = 0
         """Number of batches delivered since the beginning of the run."""
         self._pipeline = make_pipeline(self.options, directory)
@@ -247,10 +247,6 @@ class LiveLoader:
     def __getstate__(self) -> NoReturn:
         hint = "Create one in that process, or iterate in this one."
         raise HexdataError("a live loader cannot be sent to another process", hint=hint)
-
-
-def _check_seconds(name: str, value: float) -> float:
-    return math.inf if value == math.inf else check_number(name, value)
 
 
 def _text(value: Any) -> str:

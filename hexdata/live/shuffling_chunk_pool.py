@@ -272,11 +272,6 @@ class StreamShuffler:
         """End of the range, exclusive."""
         return self.lower + len(self._undrawn)
 
-    @property
-    def left(self) -> int:
-        """Number of numbers that the current pass has not drawn yet."""
-        return int(np.count_nonzero(self._undrawn))
-
     def extend(self, upper: int) -> None:
         """Move the end of the range up to ``upper`` (exclusive); the new numbers join the current pass."""
         self._undrawn = np.append(self._undrawn, np.ones(upper - self.upper, np.bool_))

@@ -39,15 +39,6 @@ class LiveMetrics:
     """Positions in these batches."""
     positions_per_second: float
     """Positions delivered per second between the two moments."""
-    games: int | None
-    """Total number of games that entered the pool. This field and the next ones are None if no stage reports
-    them."""
-    pool: int | None
-    """Number of games in the pool now."""
-    newest_file: str | None
-    """File whose games entered the pool last."""
-    average_uses: float | None
-    """Average number of draws per game that entered the pool."""
     pairs: float | None
     """Pairs of positions from one game in a batch, on average since the start; None before the first batch.
     """
@@ -90,20 +81,15 @@ def _measure(
         # The threads work while their times are read, so the sum may be slightly out of range.
         busy = min(max(busy, 0.0), queue["threads"])
         stages.append({"name": name, "busy": busy, "per_second": out, **queue, "counts": counts})
-    notes, pool = pipeline.notes(), now.metrics.get("ShufflingChunkPool", {})
     return LiveMetrics(
         seconds=now.clock - start.clock,
         batches=now.batches,
         positions=now.positions,
         positions_per_second=(now.positions - since.positions) / seconds,
-        games=int(pool["entered"]) if pool else None,
-        pool=int(pool["chunks"]) if pool else None,
-        newest_file=notes.get("ShufflingChunkPool", {}).get("newest") or None,
-        average_uses=pool.get("uses"),
         pairs=now.pairs / now.batches if now.batches else None,
         waiting=None if now.positions > since.positions else pipeline.wait_reason(),
         stages=stages,
-        notes=notes,
+        notes=pipeline.notes(),
         ended=ended,
     )
 

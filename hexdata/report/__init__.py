@@ -6,6 +6,7 @@ listed in the manifest and does not change the dataset.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -91,6 +92,9 @@ def write_report(
         raise ConfigError("the report cannot be written: the path is a folder", path=path)
     # Checked before the store is read, which may take minutes.
     check_suffix(path, "a page", _SUFFIXES)
+    if isinstance(path, Path) and path.parent.is_dir() and not os.access(path.parent, os.W_OK):
+        fault = "the report cannot be written: the folder is read-only"
+        raise ConfigError(fault, path=path.parent, hint="Choose another file with --output.")
     with translate_errors(as_path(store)):
         facts = gather_facts(store, limits or SqlLimits(), progress)
     progress.begin("draw", None, "charts")

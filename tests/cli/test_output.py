@@ -90,6 +90,8 @@ def test_tables_fit_without_cut_headers_or_broken_words(
         (["a", "bbbb", "cccc"], [["1", "2222", "3333"]], 5, {"optional": ["bbbb", "cccc"]}, ["a", "1"]),
         (["name", "positions"], [["x" * 100, "1234567890123"]], 40, {"shorten": True},
          ["name                           positions", "x" * 24 + "…  1234567890123"]),
+        (["a", "b", "c"], [["3 files", "1.5 kB", "-0.1 s.d."], ["10 files", "2 B", "-"]], 40, {},
+         ["a              b          c", "3 files   1.5 kB  -0.1 s.d.", "10 files     2 B          -"]),
         (["盤", "n"], [["将棋" * 30, "5"]], 20, {"shorten": True},
          ["盤                 n", "将棋将棋将棋将棋…  5"]),
     ],

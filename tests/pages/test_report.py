@@ -252,6 +252,12 @@ def test_small_stores(tmp_path: Path, name: str) -> None:
 # --- texts and commands ---------------------------------------------------------------------------------
 
 
+def test_a_read_only_folder_is_named_before_the_store_is_read(odd_shuffled, monkeypatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match=r"read-only.*--output"):
+        write_report(odd_shuffled)
+
+
 @pytest.mark.parametrize("name", ['-it\'s "quoted" $HOME `id` \\', "two\nlines ü\u202egnp"])
 def test_commands_have_the_path_of_the_store(name, odd_shuffled, copy_store, monkeypatch, tmp_path) -> None:
     """Bash and Python read the path of the store, which does not depend on the working folder."""
