@@ -70,7 +70,7 @@ class InputOrder:
     """Order in which the positions of a store were read.
 
     Attributes:
-        kind: "random", "windows", "games" (game after game), "mixed" (several of these), or "unknown".
+        kind: "random", "windows", "games" (game after game), "mixed" (different by folder), or "unknown".
         text: The result, as the end of the sentence "The order of the input is …".
         meaning: What it means for training, and what to do.
         width: Number of positions among which those of a game are spread, for "windows"; otherwise None.
@@ -175,9 +175,8 @@ def _by_games(
     total = int(ends[-1])
     source = np.searchsorted(ends, index, side="right")
     followed = np.append((game[1:] == game[:-1]) & (index[1:] == index[:-1] + 1), False)
-    # Files in game order are left out: the others are judged as an order of their own.
-    seen = np.bincount(source, minlength=len(sizes))
-    is_ordered = np.bincount(source, followed, minlength=len(sizes)) > _GAMES * seen
+    # Of many small files, some contain no game of the sample.
+    seen = np.bincount(source, minlength=len(sizes)) > 0
     # A shuffle of all files spreads a game over about `files_expected` of them; other orders reach fewer.
     _, number, counts = np.unique(game, return_inverse=True, return_counts=True)
     pairs = len(np.unique(number * len(sizes) + source))
@@ -190,20 +189,18 @@ def _by_games(
         "files_expected": float((reached * games).sum() / games.sum()),
         "positions": len(game),
     }
-    ordered = float(is_ordered[source].mean())
-    if ordered > 0.95:
-        close, chance = _close_pairs(game, index, total)[-1]
-        return _result("games", ratio=close / chance, **facts)
     judged, close, chance = list[tuple[int, str, _Kind, int | None]](), 0, 0.0
-    for folder in np.unique(folders):
-        # Of many small files, some contain no game of the sample.
-        kept = np.where((seen > 0) & ~is_ordered & (folders == folder), sizes, 0)
+    for folder in np.unique(folders[seen]):
+        own = np.where(folders == folder, sizes, 0)
+        kept = np.where(seen, own, 0)
         size, rest = int(kept.sum()), (kept > 0)[source]
-        # Indices in the order that remains when the files in game order are left out.
+        # Indices in the order of the folder alone.
         moved = (index - (ends - np.cumsum(kept))[source])[rest]
         counted = _close_pairs(game[rest], moved, size) if size > 1 else [(0, 0.0)]
         close, chance = close + counted[-1][0], chance + counted[-1][1]
-        judged.append((size, str(folder), *_judge(counted, size)))
+        is_ordered = float(followed[rest].mean()) > _GAMES
+        found = ("games", None) if is_ordered else _judge(counted, size)
+        judged.append((int(own.sum()), str(folder), *found))
     facts["ratio"] = close / chance if chance else None
     # The largest folder is the result, unless others with many positions differ.
     judged.sort(key=lambda each: (-each[0], each[1]))
@@ -213,8 +210,6 @@ def _by_games(
     if others:
         named = [f"{printable(name)}: {_text(of, wide)}" for _, name, of, wide in [judged[0], *others[:2]]]
         kind, width, text = "mixed", None, "; ".join(["different by folder", *named])
-    if ordered > 0.05:
-        kind, text = "mixed", f"{ordered:.0%} game after game, and in the other files {text}"
     return _result(kind, text=text, width=width, **facts)
 
 

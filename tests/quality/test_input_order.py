@@ -112,14 +112,16 @@ def test_folders_that_were_shuffled_separately(
 
 
 def test_folders_of_different_orders_are_named(examples: list[dict[str, Any]], tmp_path: Path) -> None:
-    rng, at = random.Random(5), between_games(examples, 0.5)
+    rng, at, last = random.Random(5), between_games(examples, 0.5), between_games(examples, 0.8)
     (tmp_path / "in").mkdir()
     write(tmp_path / "in" / "good", rng.sample(examples[:at], at))
-    write(tmp_path / "in" / "bad", in_windows(examples[at:], 300, rng))
+    write(tmp_path / "in" / "bad", in_windows(examples[at:last], 300, rng))
+    write(tmp_path / "in" / "raw", examples[last:], shuffled=False)
     found = order_of(tmp_path / "in")
     assert found.kind == "mixed"
     assert "good: as good as random" in found.text
     assert "bad: a shuffle of windows" in found.text
+    assert "raw: game after game" in found.text
     bad = write(tmp_path / "alone", in_windows(examples, 300, rng))
     assert order_of(bad).width == pytest.approx(600, rel=0.3), "narrow windows"
 

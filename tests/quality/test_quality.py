@@ -289,6 +289,9 @@ def test_assign_game_exempts_figures_about_buckets(arrange: Arrange) -> None:
         ratio = found["batch-256"].after / plain["batch-256"].expected
         assert ratio == pytest.approx(4, rel=0.2)
         assert float(found["batch-256"].note.split()[4]) == pytest.approx(ratio, rel=0.05)
+        assert float(found["bucket-mean"].note.split()[4]) == pytest.approx(
+            abs(found["bucket-mean"].z), rel=0.01
+        )
         zs.append(found["batch-256"].z)
         assert not measured(arrange(*in_buckets(rng, bucket, shuffled=False), choices=choices)).ok
     assert 0.2 < np.std(zs) < 2.2
