@@ -228,7 +228,7 @@ class LocalStorage:
         shutil.rmtree(self.path, ignore_errors=True)
         if require is not None and self.path.parent.is_dir():
             # What is left raises its error. NFS keeps files that another process has open, by such names.
-            for path in self.path.rglob("*"):
+            for path in () if self.path.is_symlink() else self.path.rglob("*"):
                 if not path.is_dir() and not path.name.startswith(".nfs"):
                     on_disk(path.unlink, missing_ok=True)
             sync_folder(self.path.parent)
