@@ -17,7 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 import hexdata
 from hexdata.cli.messages import print_stderr
@@ -123,6 +123,16 @@ class Command(TyperCommand):
                     formatter.write(f"{' ' * formatter.current_indent}{line}\n")
 
 
+class Group(TyperGroup):
+    """The commands, whose summaries are wrapped in the help and not cut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write the name and the summary of each command."""
+        rows = [(name, each.get_short_help_str(200)) for name, each in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+
 def _argument_name(argument: Any) -> str:
     return f"{argument.metavar}{'...' if argument.nargs != 1 else ''}"
 
@@ -153,6 +163,7 @@ def print_usage(error: Any) -> None:
 
 app = typer.Typer(
     name="hexdata",
+    cls=Group,
     help="Store, query, shuffle and export positions of Hex games for training.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -62,6 +62,7 @@ def test_the_help_of_hexdata_lists_every_command() -> None:
     assert not [line for line in lines if line.endswith("...") and "Usage" not in line], "a summary is cut"
     alone = hexdata_run()
     assert ran.out.strip() in (alone.out + alone.err)
+    assert "..." not in hexdata_run("--help", COLUMNS="60").out.replace("[ARGS]...", "")
 
 
 def test_options_are_grouped() -> None:
