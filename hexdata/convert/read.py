@@ -104,7 +104,6 @@ def read_sources(files: Sequence[Source], folder: AnyPath, options: ConvertOptio
                 if size > _JOINED_BYTES or len(facts) == len(files):
                     writer.write_batch(pa.record_batch({"header": pa.array(headers, pa.string())}))
                     headers, size = [], 0
-            spools.flush()
         # An unreadable file may be readable in the next run.
         if all(each.failure is None or each.failure[0] != Reason.UNREADABLE for each in facts):
             save_facts(folder, facts)
@@ -220,7 +219,8 @@ class _Spools:
 
     def __exit__(self, *error: Any) -> None:
         if self._open is not None:
-            self._open.files.__exit__(*error)
+            self._open.__exit__(*error)
+        self._open = None
 
     def read(self, file: Source) -> tuple[SpoolFacts, str]:
         """Read a source; return its facts, which are complete when its spool is written, and its header.
@@ -256,49 +256,43 @@ class _Spools:
             head.append(batch)
             size += _size_of(batch)
             if size >= 1:
-                self.flush()
-                try:
-                    self._writer.add(source, chain(head, records))
-                except BaseException as error:
-                    self._writer.discard(error)
-                    self._open = None
-                    raise
-                self.flush()
+                self._finish()
+                with self._writer() as writer:
+                    writer.add(source, chain(head, records))
                 return
         # The games of a spool are found together, and nothing else may be in one of a collection. A source
         # without positions fits all.
         kind, is_mixed = source.kind, source.facts.mixed
-        if is_mixed or not (None in (kind, self._writer.kind) or kind == self._writer.kind):
-            self.flush()
-        self._writer.add(source, head)
+        others = self._open and self._open.kind
+        if is_mixed or not (None in (kind, others) or kind == others):
+            self._finish()
+        self._open = self._open or self._writer()
+        self._open.add(source, head)
         if is_mixed:
-            self.flush()
+            self._finish()
 
-    @property
     def _writer(self) -> _SpoolWriter:
-        if self._open is None:
-            self._open = _SpoolWriter(Spool(self._folder / f"{self._count:06d}"))
-            self._count += 1
-        return self._open
+        """Return the writer of another spool."""
+        self._count += 1
+        spool = Spool(self._folder / f"{self._count - 1:06d}")
+        return _SpoolWriter(spool, truncate=self._options.truncate_repeats)
 
-    def flush(self) -> None:
+    def _finish(self) -> None:
         """Finish the spool of the small sources, if there is one."""
-        if self._open is not None:
-            self._open.finish(truncate=self._options.truncate_repeats)
-            self._open = None
+        self.__exit__(None, None, None)
 
 
 class _SpoolWriter:
-    """Writes one spool: the records of its sources, then their games."""
+    """Writes one spool: the records of its sources, then their games. After an error, nothing remains."""
 
-    def __init__(self, spool: Spool) -> None:
-        self.files = ExitStack()
-        """The open files."""
+    def __init__(self, spool: Spool, *, truncate: bool) -> None:
         self.kind: _Kind | None = None
         """The kind of its sources; None without positions."""
         self._spool = spool
+        self._truncate = truncate
+        self._files = ExitStack()
         self._sources: list[SpoolFacts] = []
-        self._rejected = self.files.enter_context(write_arrow(spool.folder / "rejected.arrow", REJECTED))
+        self._rejected = self._files.enter_context(write_arrow(spool.folder / "rejected.arrow", REJECTED))
         self._raw: pa.ipc.RecordBatchFileWriter | None = None
         self._pending: list[RawBatch] = []
         self._size = 0.0
@@ -322,21 +316,26 @@ class _SpoolWriter:
         positions = with_findings(joined, board_size_of(joined.schema.field("board").type.byte_width))
         if self._raw is None:
             path = self._spool.folder / "raw.arrow"
-            self._raw = self.files.enter_context(write_arrow(path, positions.schema))
+            self._raw = self._files.enter_context(write_arrow(path, positions.schema))
         self._raw.write_batch(positions)
         self._findings.append(positions.column("findings").to_numpy())
         self._pending, self._size = [], 0.0
 
-    def discard(self, error: BaseException) -> None:
-        """Remove the spool after an error."""
-        self.files.__exit__(type(error), error, error.__traceback__)
-        storage_of(self._spool.folder).remove_tree()
+    def __enter__(self) -> Self:
+        return self
 
-    def finish(self, *, truncate: bool) -> None:
+    def __exit__(self, *error: Any) -> None:
+        if any(error):
+            self._files.__exit__(*error)
+            storage_of(self._spool.folder).remove_tree()
+            return
+        with self._files:
+            if self._pending:
+                self._write_pending()
+        self._find_games()
+
+    def _find_games(self) -> None:
         """Find the games, and set the facts of the sources that depend on the whole spool."""
-        if self._pending:
-            self._write_pending()
-        self.files.close()
         spool, facts, found = self._spool, self._sources, np.concatenate(self._findings)
         sizes = [own.positions for own in facts]
         votes = count_votes(found, np.repeat(np.arange(len(sizes)), sizes), len(sizes), sound=False)
@@ -353,7 +352,7 @@ class _SpoolWriter:
         ):
             raw, replayed = spool.batches("raw", EVIDENCE), name in GAME_FORMATS
             for _, own_rows, own_games in find_games(
-                raw, board_size, grouping, sizes, replayed=replayed, truncate=truncate
+                raw, board_size, grouping, sizes, replayed=replayed, truncate=self._truncate
             ):
                 rows.write_table(own_rows)
                 games.write_table(own_games)
