@@ -35,10 +35,13 @@ _COMMENT: Final = re.compile(
 )
 """A comment: ``#`` alone, before a blank, or before the name of a fact. Moves after a size are none, nor are
 lines that are not separated by a line feed: these are damaged games."""
+_MARKS: Final = r"<>()\[\]{}\"'`*\u2018\u2019\u201c\u201d\u201e\xab\xbb"
+"""Brackets and quotation marks around a game, within a class of characters."""
 _COPIED: Final = re.compile(
-    r"(?![^#]{0,200}[0-9],\s{0,9}[A-Za-z]{1,2}[0-9])(?:[^#]{0,200}[\s<(\[{\"'`*,;:|=\ufeff\u200b])?"
+    r"(?![^#]{0,200}[0-9],\s{0,9}[A-Za-z]{1,2}[0-9])"
+    r"(?:[^#]{0,200}[\s" + _MARKS + r",;:|=\ufeff\u200b])?"
     r"(?:(?i:https?)://)?(?P<address>(?:[\w-]{1,60}\.){1,9}\w{2,9}[^\s#]{0,200})?"
-    r"#(?P<game>[0-9][^#<>()\[\]{}\"'`*|]*+)[<>()\[\]{}\"'`*.,;|]*+"
+    r"#(?P<game>[0-9][^#" + _MARKS + r"|]*+)[" + _MARKS + r".,;|]*+"
     r"(?:(?:(?<=[,;|])|[ \t]{1,9})(?P<winner>[A-Za-z]{1,5}|[12]))?+\s{0,9}+"
     r"(?P<comment>(?:(?<=\s)#(?:[ \t][^\r]*)?)?)"
 )
@@ -75,7 +78,7 @@ def first_game_line(head: bytes) -> bytes:
 
 
 _TRMPH: Final = re.compile(
-    rb"^(?:[^#\n{]{0,200}[\s<(\[\"'`*,;:|=>])?(?:https?://)?(?:[\w.-]{1,60}\.\w{2,9}/?[^\s#]{0,200})?"
+    rb"^(?:[^#\n{]{0,200}[\s<(\[\"'`*,;:|=>\x80-\xbf])?(?:https?://)?(?:[\w.-]{1,60}\.\w{2,9}/?[^\s#]{0,200})?"
     rb"#[0-9]{1,3},\s?(?:[a-z]{1,2}[0-9]|\s|$)",
     re.MULTILINE | re.IGNORECASE,
 )

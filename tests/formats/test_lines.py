@@ -50,7 +50,11 @@ def test_a_game_yields_all_positions(read_text):
         ),
         *(
             (line, TRMPH, ("a.txt",))
-            for line in ("https://trmph.com/board%2311,a2b4d4f7 b", '1,"#11,a2b4d4f7 b"')
+            for line in (
+                "https://trmph.com/board%2311,a2b4d4f7 b",
+                '1,"#11,a2b4d4f7 b"',
+                "\u201c#11,a2b4d4f7 b\u201d",
+            )
         ),
         *(
             (line, TRMPH, ("a.hexworld", "a.txt"))
