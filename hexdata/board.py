@@ -28,7 +28,6 @@ __all__ = [
     "SYMMETRIES",
     "Symmetry",
     "TrmphLine",
-    "canonical_moves",
     "cast_cells",
     "cell_index",
     "cell_name",
@@ -461,30 +460,23 @@ def transform_planes(planes: Planes, symmetry: Symmetry) -> Planes:
     return planes
 
 
-def canonical_moves(moves: npt.ArrayLike, n: int, first_player: int = BLUE) -> tuple[int, UInt16Array]:
-    """Return the canonical form of a game, which is equal for its images under the four symmetries.
+def _canonical(
+    moves: npt.NDArray[np.intp], lengths: npt.NDArray[Any], n: int, first_player: npt.NDArray[Any]
+) -> UInt16Array:
+    """Return the canonical moves of G games, which are equal for a game and its images under the symmetries.
 
     In two of the four images blue moves first: a game that blue began and its rotation, or the two
     reflections of a game that red began. The canonical form is the one with the lexicographically smaller
     moves.
-
-    Returns:
-        (first_player, moves): ``BLUE``, and cell indices uint16 (m,).
-    """
-    cells = np.asarray(moves, dtype=np.intp)
-    return BLUE, _canonical(cells, np.array([len(cells)]), n, np.array([first_player]))
-
-
-def _canonical(
-    moves: npt.NDArray[np.intp], lengths: npt.NDArray[Any], n: int, first_player: npt.NDArray[Any]
-) -> UInt16Array:
-    """Return the moves of :func:`canonical_moves` of G games, concatenated: uint16 (sum of lengths,).
 
     Args:
         moves: Cell indices of all games, (sum of lengths,).
         lengths: Number of moves of each game, (G,).
         n: Board size.
         first_player: Player who began each game, (G,).
+
+    Returns:
+        Cell indices of all games, concatenated: uint16 (sum of lengths,).
     """
     table = symmetry_table(n)
     red = np.repeat(first_player == RED, lengths)

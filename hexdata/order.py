@@ -22,7 +22,6 @@ __all__ = [
     "Permutation",
     "PermutationRounds",
     "balanced_take",
-    "bucket_bounds",
     "derive_key",
     "permutation_rounds",
     "shuffle_indices",
@@ -189,26 +188,6 @@ def _lowest(count: int, size: int, key: int) -> Int64Array:
     keys = sort_key(np.arange(size, dtype=np.uint64), key)
     # Keys are distinct, so it is certain which are the lowest, whatever the algorithm.
     return np.sort(np.argpartition(keys, count)[:count]).astype(np.int64)
-
-
-def bucket_bounds(buckets: int) -> list[int]:
-    """Divide the 64-bit key space into equal ranges: bucket i contains keys in [bounds[i], bounds[i + 1]).
-
-    The concatenation of the buckets is the global order, for any number of buckets.
-
-    Args:
-        buckets: Number of buckets, at least 1.
-
-    Returns:
-        ``buckets + 1`` Python integers; the first is 0 and the last 2^64.
-
-    Raises:
-        ValueError: ``buckets`` is below 1.
-    """
-    if buckets < 1:
-        raise ValueError(f"need at least one bucket, got {buckets}")
-    # Python's integers, since 2^64 exceeds 64 bits.
-    return [(i << 64) // buckets for i in range(buckets)] + [1 << 64]
 
 
 def uniform_draw(ids: npt.ArrayLike, key: int) -> npt.NDArray[np.float64]:

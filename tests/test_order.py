@@ -7,7 +7,6 @@ results change only with the order, and then the statistics say whether it is st
 
 from __future__ import annotations
 
-import itertools
 import math
 import tracemalloc
 
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 from hexdata import order
 from hexdata.order import (
     Permutation,
-    bucket_bounds,
     derive_key,
     shuffle_indices,
     sort_key,
@@ -112,17 +110,6 @@ def test_sql_equals_numpy():
     keys = sort_key(ids, SHUFFLE)
     assert (got["key"] == np.sort(keys)).all()
     assert (got["id"] == ids[np.argsort(keys)]).all()
-
-
-@pytest.mark.parametrize("buckets", [1, 2, 7, 500, 65_537])
-def test_buckets_are_equal_ranges_that_concatenate_to_the_global_order(buckets):
-    bounds = bucket_bounds(buckets)
-    widths = {high - low for low, high in itertools.pairwise(bounds)}
-    assert (bounds[0], bounds[-1], len(bounds)) == (0, 1 << 64, buckets + 1)
-    assert max(widths) - min(widths) <= 1
-    keys = sort_key(np.arange(50_000), SHUFFLE)
-    bucket = np.searchsorted(np.array(bounds[1:-1], dtype=np.uint64), keys, side="right")
-    assert (np.lexsort((keys, bucket)) == np.argsort(keys)).all()
 
 
 # The permutation.
