@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hexdata.checks import as_tuple, check_choice, check_fields
+from hexdata.checks import as_tuple, check_choice
 from hexdata.errors import ConfigError
 from hexdata.games.findings import Flag
 from hexdata.live.chunk import GameBatch
@@ -33,48 +32,33 @@ class ChunkValidator(Transform):
 
     A batch without a remaining game is dropped.
 
-    The counts are ``passed``, ``left_out``, and for each reason ``left_out.FLAG``, ``left_out.short`` and
-    ``left_out.long``. A game with several reasons counts once for each, and once in ``left_out``.
+    The counts are ``passed``, ``left_out``, and for each flag ``left_out.FLAG``. A game with several flags
+    counts once for each, and once in ``left_out``.
 
     Args:
         flags: Codes of ``games.findings.Flag``; a game with one of them is left out. Default
             ``INVALID_FLAGS``.
-        min_positions: Minimum number of positions of a game. Default 1.
-        max_positions: Maximum number of positions of a game. None (default) for no limit.
-        threads: Number of threads of the stage. Default 1.
 
     Raises:
-        ConfigError: A flag is unknown, or the limits exclude every game.
+        ConfigError: A flag is unknown.
     """
 
     flags: Sequence[str] = INVALID_FLAGS
-    min_positions: int = 1
-    max_positions: int | None = None
-    threads: int = 1
 
     consumes = produces = "games"
 
     def __post_init__(self) -> None:
-        super().__init__(threads=self.threads)
+        super().__init__()
         if not isinstance(as_tuple(self.flags), tuple):
             raise ConfigError(f"flags must be a list of flags, not {self.flags!r}")
         for flag in self.flags:
             check_choice("flag", flag, [each.code for each in Flag])
-        check_fields(self, {"min_positions": 1})
-        check_fields(self, {"max_positions": self.min_positions})
 
     def process(self, item: GameBatch) -> Iterable[GameBatch]:
         """Return the batch without the games that are left out."""
-        kept = []
-        most = math.inf if self.max_positions is None else self.max_positions
-        for chunk in item:
-            reasons = [flag for flag in chunk.flags if flag in self.flags]
-            reasons += ["short"] * (chunk.positions < self.min_positions)
-            reasons += ["long"] * (chunk.positions > most)
-            for reason in reasons:
-                self.count(f"left_out.{reason}")
-            if not reasons:
-                kept.append(chunk)
+        kept = [chunk for chunk in item if not {*chunk.flags} & {*self.flags}]
+        for flag in (flag for chunk in item for flag in chunk.flags if flag in self.flags):
+            self.count(f"left_out.{flag}")
         self.count("left_out", len(item) - len(kept))
         self.count("passed", len(kept))
         return (tuple(kept),) if kept else ()

@@ -153,7 +153,7 @@ DRAWS = {"seed": 1, "pool_size": 4}
         (ShufflingChunkPool, {"min_chunks": 5} | DRAWS),
         *((ShufflingChunkPool, {"reuse": each} | DRAWS) for each in (0, float("nan"), "8")),
         *((ChunkValidator, {"flags": each}) for each in (["no-chains"], "no-chain", "", 5)),
-        *((ChunkValidator, each) for each in ({"min_positions": 0}, {"max_positions": 0}, {"threads": 0})),
+        (ChunkRelabeller, {"relabel": len, "threads": 0}),
         *((ChunkRelabeller, {"relabel": each}) for each in ("nowhere.at.all:f", "os:no_such", "", 5)),
         (ChunkUnpacker, {"positions_per_game": 0} | DRAWS),
         *((ShufflingFrameSampler, {"prefill": each, "seed": 0}) for each in (1.1, -0.1, True)),
@@ -182,15 +182,12 @@ def test_games_with_wrong_boards_or_labels_are_left_out() -> None:
         assert stage.wait_reason() is None
         assert list(ChunkValidator(flags=[]).process((plain, bad))) == [(plain, bad)]
     several = replace(plain, flags=("no-chain", "policy-on-occupied", "repeated-move"))
-    stage = ChunkValidator(max_positions=1)
+    stage = ChunkValidator()
     assert list(stage.process((several, several))) == []
-    reasons = dict.fromkeys(("policy-on-occupied", "repeated-move", "long"), 2)
+    reasons = dict.fromkeys(("policy-on-occupied", "repeated-move"), 2)
     expected = {"passed": 0, "left_out": 2} | {f"left_out.{name}": count for name, count in reasons.items()}
     assert stage.counts == expected
-    stage = ChunkValidator(min_positions=plain.positions + 1)
-    assert list(stage.process((plain,))) == []
-    assert stage.counts["left_out.short"] == 1
-    assert "because of short" in str(stage.wait_reason())
+    assert "because of policy-on-occupied, repeated-move" in str(stage.wait_reason())
 
 
 # --- the relabeller ---------------------------------------------------------------------------------------
