@@ -280,7 +280,7 @@ def add_cache(source: ShardSource, entries: Sequence[ShardEntry], options: Cache
         hint = "Remove the option cache (--cache)."
         raise ConfigError("shards in a local folder need no cache", path=source.folder, hint=hint)
     folder = cache_folder("shards") if cache is True else Path(cache).absolute()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    existing = next((path for path in (folder, *folder.parents) if path.exists()), folder)
     if not existing.is_dir():
         raise ConfigError("the cache is not a folder", path=existing)
     # A single shard would already exceed a smaller maximum.
