@@ -17,6 +17,7 @@ from hexdata.checks import check_count, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
 from hexdata.export.run import ExportFile, ExportRun, ReplacingOptions, exporting
+from hexdata.json_models import MAX_JSON_BYTES
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shards.block_check import find_bad_value
@@ -33,9 +34,8 @@ from hexdata.store.files import write_bytes
 from hexdata.store.integrity import find_damage, require_intact
 from hexdata.store.parquet import ParquetRows, read_rows, regroup
 
-_MAX_ENTRIES: Final = 3_900_000
-"""Maximum number of entries of a shard manifest that is written. Each has at most 16 bytes and one value, so
-that readers accept it; 16 kB and 512 values are left for the rest."""
+_MAX_MANIFEST: Final = MAX_JSON_BYTES - (1 << 14)
+"""Maximum bytes of the shards in a manifest that is written; 16 kB are left for the rest."""
 
 
 @dataclass(frozen=True)
@@ -169,15 +169,14 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
         sum(-(-len(rows) // size) for rows in buckets.values())
         for size in (options.shard_size, options.block_size)
     )
-    # Beside the offset of each block, 20 entries are more than the name, digest and counts of a shard need.
-    if shard_count * 20 + blocks > _MAX_ENTRIES:
-        reason, hint = "the manifest of the shards would be too large", "Use larger blocks and shards."
-        found = f"{shard_count:,} shards with {blocks:,} blocks in all"
-        raise ConfigError(reason, path=store.path, found=found, hint=hint)
+    # More bytes than the entries of a shard and of a block take.
+    if shard_count * 256 + blocks * 86 > _MAX_MANIFEST:
+        reason = f"the manifest of {shard_count:,} shards with {blocks:,} blocks would be too large"
+        raise ConfigError(reason, path=store.path, hint="Use larger blocks and shards.")
     files, readers = _plan_shards(store, options, buckets, with_policies)
     published: dict[str, ShardEntry] = {}
     if run.damage is not None and f"shards/{MANIFEST_NAME}" not in run.damage:
-        # The offsets in the shards are known from this file only.
+        # The blocks of the shards are known from this file only.
         listed_shards = chain(*load_manifest(make_source(store.path / "shards")).splits.values())
         published = {f"shards/{shard.name}": shard for shard in listed_shards}
     # Decides what is written, and so which of the buckets must still exist.

@@ -7,7 +7,7 @@ arrays of a loader:
   the null of every field, from which the writer, the readers and the checks follow.
 - ``block_check``: whether the values of a block, or of positions in a table, are valid.
 - ``format``: ``ShardWriter`` and ``read_blocks`` convert blocks to the bytes of a tar file and back.
-- ``manifest``: ``ShardManifest`` lists the shards: sizes, digests and the offsets of their fields.
+- ``manifest``: ``ShardManifest`` lists the shards: sizes, digests and the offsets of their blocks.
 - ``sources``: ``ShardSource`` opens the files of a folder, an object store, a web server or a command, each
   as a ``ByteStream``.
 - ``cache``: ``CachedSource`` is a source whose shards are copied to a local folder when first read.

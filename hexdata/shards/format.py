@@ -10,6 +10,7 @@ and compares them as a whole, so that a header has no field that two programs co
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import math
 import re
@@ -105,15 +106,15 @@ class ShardWriter:
 
     Attributes:
         file: The file, which must be at its beginning. The caller closes it.
-        offsets: The byte at which each block begins.
         positions: Number of positions written.
         bytes: Number of bytes written.
     """
 
     file: BinaryIO
-    offsets: list[int] = dataclass_field(default_factory=list, init=False)
     positions: int = dataclass_field(default=0, init=False)
     bytes: int = dataclass_field(default=0, init=False)
+    _blocks: list[tuple[int, Any]] = dataclass_field(default_factory=list, init=False)
+    """The byte at which each block begins, and the SHA-256 of the bytes from there on."""
 
     def write_block(self, key: int, arrays: Block) -> None:
         """Append one block, with sparse policies.
@@ -122,7 +123,7 @@ class ShardWriter:
             key: Number of the block, ascending over the whole split.
             arrays: Its members.
         """
-        self.offsets.append(self.bytes)
+        self._blocks.append((self.bytes, hashlib.sha256()))
         # A fixed order, so that equal arrays give equal bytes.
         for name in sorted(arrays):
             # Little-endian on every machine.
@@ -144,10 +145,12 @@ class ShardWriter:
             name: Final file name of the shard.
             sha256: SHA-256 of the file, in hexadecimal.
         """
-        return ShardEntry(name, self.positions, self.bytes, sha256, self.offsets)
+        blocks = [(offset, digest.hexdigest()) for offset, digest in self._blocks]
+        return ShardEntry(name, self.positions, self.bytes, sha256, blocks)
 
     def _write(self, data: Any) -> None:
         self.file.write(data)
+        self._blocks[-1][1].update(data)
         self.bytes += len(data)
 
 

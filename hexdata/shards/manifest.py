@@ -48,7 +48,8 @@ class ShardEntry(Model, frozen=True):
         positions: Number of positions.
         bytes: Size of the file.
         sha256: SHA-256 of the file, in hexadecimal.
-        offsets: The byte at which each block begins.
+        blocks: For each block, the byte at which it begins, and the SHA-256 of the bytes up to the next block
+            or the end of the file.
 
     Raises:
         ValueError: The first block is not at the beginning of the file, or the offsets do not ascend.
@@ -58,7 +59,7 @@ class ShardEntry(Model, frozen=True):
     positions: Count
     bytes: Count
     sha256: HexDigest
-    offsets: list[Count]
+    blocks: list[tuple[Count, HexDigest]]
 
     @property
     def rows(self) -> int:
@@ -66,9 +67,8 @@ class ShardEntry(Model, frozen=True):
         return self.positions
 
     def __post_init__(self) -> None:
-        # The digests of blocks and of shards cover all bytes only if there are none between two blocks.
-        ends = [*self.offsets, self.bytes]
-        if ends[0] != 0 or any(end <= start for start, end in itertools.pairwise(ends)):
+        starts = [*(offset for offset, _ in self.blocks), self.bytes]
+        if starts[0] != 0 or any(end <= start for start, end in itertools.pairwise(starts)):
             raise ValueError(f"{self.name} needs ascending offsets from 0")
 
 
@@ -109,8 +109,8 @@ class ShardManifest(Model, frozen=True, dict=True, kw_only=True):
         for shard in itertools.chain(*self.splits.values()):
             blocks = -(-shard.positions // self.block_size)
             # The rows of a block are computed from these sizes, so they must not contradict each other.
-            if not 0 < shard.positions <= self.shard_size or len(shard.offsets) != blocks:
-                sizes = f"{shard.positions} positions in {len(shard.offsets)} blocks"
+            if not 0 < shard.positions <= self.shard_size or len(shard.blocks) != blocks:
+                sizes = f"{shard.positions} positions in {len(shard.blocks)} blocks"
                 raise ValueError(f"{shard.name} has {sizes}, against the sizes of blocks and shards")
 
     def positions(self, split: str) -> int:
@@ -123,7 +123,7 @@ class ShardManifest(Model, frozen=True, dict=True, kw_only=True):
         return _digest(asdict(self))
 
     def dumps(self) -> bytes:
-        """Return the bytes of manifest.json: compact JSON, as it has one offset per block."""
+        """Return the bytes of manifest.json: compact JSON, as it has an entry per block."""
         return msgspec.json.encode({**asdict(self), "digest": self.digest}) + b"\n"
 
     @classmethod

@@ -1,18 +1,15 @@
 """The manifest of a source, and sequential reading of one split's shards as blocks, compared with it.
 
-The SHA-256 of every shard is compared with the manifest before a block of it is used, since a shard that
-was exported again may have the name, the size and the layout of the former one. The manifest has one digest
-per shard, so the first read of a part of a shard reads all of it. The states of the digest between its blocks
-are then kept, and later reads hash only the blocks that they need.
+The SHA-256 of every block is compared with the manifest before it is used, since a shard that was exported
+again may have the name and the size of the former one.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from hexdata.errors import ConfigError, StoreError
 from hexdata.json_models import MAX_JSON_BYTES
@@ -96,8 +93,6 @@ class BlockReader:
         self._fields = manifest.fields.keys()
         self._board_size = manifest.board_size
         self._source = source
-        self._states: dict[int, list[Any]] = {}
-        """SHA-256 of the bytes before each block, and of all bytes, of shards of which a part was read."""
 
     def find_faults(self) -> Iterator[tuple[ShardEntry, StoreError]]:
         """Yield the shards that are missing or have another size, with their errors.
@@ -115,8 +110,6 @@ class BlockReader:
     def read(self, shard: int, first: int = 0, stop: int | None = None) -> Generator[Block, None, None]:
         """Yield blocks [first, stop) of a shard, with sparse policies.
 
-        The blocks are valid only once the iteration has ended without an error.
-
         Args:
             shard: Index of the shard in the split.
             first: Index of the first block in the shard. Default 0.
@@ -127,55 +120,34 @@ class BlockReader:
             FormatError: Its content does not match the manifest; names the shard and the member.
         """
         entry = self.shards[shard]
-        count = len(entry.offsets)
+        count = len(entry.blocks)
         stop = count if stop is None else stop
-        known = self._states.get(shard)
-        # The first read of a part hashes the whole shard, see above.
-        begin, end = (first, stop) if known else (0, count)
         address = self._source.address(entry.name)
         # The last block is followed by the end of the archive, which is read with it.
-        starts = [*entry.offsets, entry.bytes][begin : end + 1]
-        states, sha256 = [], known[begin].copy() if known else hashlib.sha256()
-
-        def add(data: bytes) -> None:
-            # The state before this block, from which a later read of it continues.
-            states.append(sha256.copy())
-            sha256.update(data)
-
+        starts = [*(offset for offset, _ in entry.blocks), entry.bytes]
         # Without an end the source is read to its own, so that bytes after the listed ones are found.
-        until = None if end == count else starts[-1]
+        until = None if stop == count else starts[stop]
         with (
-            self._source.open(entry.name, starts[0], until, size=entry.bytes) as stream,
-            # Hashing takes a tenth of the time, and does not need Python's lock.
+            self._source.open(entry.name, starts[first], until, size=entry.bytes) as stream,
+            # Hashing takes as long as parsing, and does not need Python's lock.
             ThreadPoolExecutor(1, "hexdata-sha256") as hashing,
         ):
-            hashed: Future[None] | None = None
-            for number, (at, stop_at) in enumerate(itertools.pairwise(starts), begin):
-                data = stream.read(stop_at - at)
-                if len(data) < stop_at - at:
+            for number in range(first, stop):
+                at, size = starts[number], starts[number + 1] - starts[number]
+                data = stream.read(size)
+                if len(data) < size:
                     stream.finish()  # raises a more precise error if the source failed
                     raise broken_shard(
                         _DIFFERS, address, "end of the shard", f"{at + len(data)} bytes", entry.bytes
                     )
-                if hashed:
-                    hashed.result()  # not more than one block waits, which limits the memory
-                hashed = hashing.submit(add, data)
-                # Blocks outside the range are only hashed.
-                if first <= number < stop:
-                    yield self._parse(data, at, number, entry, address)
-            if end == count:
+                digest = hashing.submit(hashlib.sha256, data)
+                block = self._parse(data, at, number, entry, address)
+                found, expected = digest.result().hexdigest(), entry.blocks[number][1]
+                if found != expected:
+                    raise broken_shard(_DIFFERS, address, f"SHA-256 of block {number}", found, expected)
+                yield block
+            if stop == count:
                 stream.finish()
-        # Equal states at both ends prove that the bytes between are those of the first read.
-        if known and sha256.digest() != known[end].digest():
-            record, found = f"blocks {first} to {stop - 1}", f"SHA-256 {sha256.hexdigest()}"
-            raise broken_shard(_DIFFERS, address, record, found, "the bytes that were read before")
-        if not known and sha256.hexdigest() != entry.sha256:
-            raise broken_shard(_DIFFERS, address, "sha256", sha256.hexdigest(), entry.sha256)
-        # A caller that reads whole shards needs no states: each read compares the digest.
-        if (first, stop) != (0, count):
-            # Only after the digest was compared. Another thread may have
-            # been first, whose states are the same.
-            self._states.setdefault(shard, [*states, sha256])
 
     def _parse(self, data: bytes, begin: int, number: int, entry: ShardEntry, address: str) -> Block:
         """Return the needed arrays of a block, as views of its bytes, after checking them.
@@ -194,7 +166,7 @@ class BlockReader:
             part, rest = rest[:size], rest[size:]
             return part
 
-        is_last = number + 1 == len(entry.offsets)
+        is_last = number + 1 == len(entry.blocks)
         blocks = list(parse_blocks(read, begin, address, is_end=is_last))
         key, block, _ = blocks[0] if blocks else ("", Block(), 0)
         if block.keys() != self._fields or len(blocks) > 1:

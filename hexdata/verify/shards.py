@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 from operator import itemgetter
 from shutil import disk_usage
 from typing import Any, Final
@@ -23,7 +24,7 @@ from hexdata.shards.reader import load_manifest
 from hexdata.shards.sources import make_source
 from hexdata.shuffle import ShuffleOptions
 from hexdata.shuffle.stage import prepare
-from hexdata.storage import AnyPath
+from hexdata.storage import AnyPath, storage_of
 from hexdata.store import Store
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import read_rows, regroup
@@ -96,7 +97,7 @@ def _check_shard(path: AnyPath, shard: ShardEntry, expected: Iterator[tuple[str,
         StoreError: A block contains invalid values.
     """
     blocks, positions = read_blocks(path), 0
-    for stated in shard.offsets:
+    for stated, _ in shard.blocks:
         # A missing block is reported as one that differs.
         key, found, offset = next(blocks, ("", Block(), 0))
         # Before the comparison, because this error names the invalid value.
@@ -112,6 +113,11 @@ def _check_shard(path: AnyPath, shard: ShardEntry, expected: Iterator[tuple[str,
         positions += block_length(block)
     if positions != shard.positions or next(blocks, None) is not None:
         raise VerifyError("the shard has other positions than the shard manifest records", path=path)
+    starts = [*(start for start, _ in shard.blocks), shard.bytes]
+    with storage_of(path).open() as file:
+        digests = [hashlib.sha256(file.read(end - start)).hexdigest() for start, end in pairwise(starts)]
+    if digests != [digest for _, digest in shard.blocks]:
+        raise VerifyError("the shard manifest has wrong digests of blocks", path=path)
 
 
 def _contents(block: Block) -> dict[str, tuple[Any, ...]]:

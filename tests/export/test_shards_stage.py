@@ -85,12 +85,12 @@ def test_a_manifest_that_no_reader_accepts_is_refused_before_anything_is_written
     exported, copy_store, store_bytes, monkeypatch
 ):
     store = copy_store(exported)
-    monkeypatch.setattr(shards_stage, "_MAX_ENTRIES", 2_000)
-    with pytest.raises(ConfigError, match="manifest of the shards would be too large"):
+    monkeypatch.setattr(shards_stage, "_MAX_MANIFEST", 32_000)
+    with pytest.raises(ConfigError, match="blocks would be too large"):
         export_shards(store, ExportOptions(shard_size=3, block_size=1, workers=1))
     assert store_bytes(store) == store_bytes(exported)
     export_shards(store, ExportOptions(shard_size=192, block_size=16, workers=1))
-    assert 0 < (store / "shards" / "manifest.json").stat().st_size <= 16 * 2_000 + (1 << 14)
+    assert 0 < (store / "shards" / "manifest.json").stat().st_size <= 32_000 + (1 << 14)
 
 
 def test_too_little_memory_for_the_policies_is_refused_before_anything_is_removed(

@@ -37,7 +37,7 @@ def make_entries(folder, *sizes):
     for number, size in enumerate(sizes):
         name, data = f"{number}.tar", random.bytes(size)
         (folder / name).write_bytes(data)
-        entries[name] = ShardEntry(name, 1, size, hashlib.sha256(data).hexdigest(), [0])
+        entries[name] = ShardEntry(name, 1, size, hashlib.sha256(data).hexdigest(), [(0, "")])
     return entries
 
 
@@ -152,7 +152,7 @@ from hexdata.shards.manifest import ShardEntry
 from hexdata.shards.sources import make_source
 
 location, folder, name, size, sha256 = sys.argv[1:]
-entries = {name: ShardEntry(name, 1, int(size), sha256, [0])}
+entries = {name: ShardEntry(name, 1, int(size), sha256, [(0, "")])}
 with CachedSource(make_source(location), Path(folder), int(size), entries).open(name):
     pass
 """

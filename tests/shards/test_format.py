@@ -61,11 +61,14 @@ def test_bytes_are_pinned():
     assert write([swapped, swapped])[0] == data
 
 
-def test_offsets_are_those_of_the_first_member_of_each_block():
+def test_a_block_begins_with_its_first_member_and_has_a_digest():
     data, writer = write(blocks_of(16, 9))
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        assert writer.offsets == [m.offset for m in tar if m.name.endswith(".board.npy")]
-    assert (writer.positions, writer.bytes) == (25, len(data))
+        starts = [m.offset for m in tar if m.name.endswith(".board.npy")]
+    entry = writer.entry("train-000000.tar", "")
+    parts = [data[start:end] for start, end in pairwise([*starts, len(data)])]
+    assert entry.blocks == [(s, hashlib.sha256(p).hexdigest()) for s, p in zip(starts, parts, strict=True)]
+    assert (entry.positions, entry.bytes) == (25, len(data))
 
 
 def test_a_truncated_or_altered_shard_raises_an_error(shard):
@@ -121,11 +124,11 @@ def test_a_manifest_read_equals_the_one_written(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"offsets": [0, 5120, 9216]}, "25 positions in 3 blocks"),
+        ({"blocks": [(0, ""), (5120, ""), (9216, "")]}, "25 positions in 3 blocks"),
         ({"positions": 0}, "0 positions"),
-        ({"offsets": [0, 0]}, "ascending offsets"),
-        ({"offsets": [512, 5120]}, "ascending offsets"),
-        ({"offsets": [0, 1 << 40]}, "ascending offsets"),
+        ({"blocks": [(0, ""), (0, "")]}, "ascending offsets"),
+        ({"blocks": [(512, ""), (5120, "")]}, "ascending offsets"),
+        ({"blocks": [(0, ""), (1 << 40, "")]}, "ascending offsets"),
     ],
 )
 def test_a_contradictory_shard_entry_raises_an_error(change, message):

@@ -170,8 +170,9 @@ def hash_of_another_split(games: pa.Table) -> pa.Table:
     return with_cell(games, "game_hash", 4, games["game_hash"][5].as_py())
 
 
-def wrong_offset(manifest: ShardManifest) -> ShardManifest:
-    manifest.splits["train"][1].offsets[2] += 512
+def wrong_block(manifest: ShardManifest, moved: int, digest: str | None = None) -> ShardManifest:
+    blocks = manifest.splits["train"][1].blocks
+    blocks[2] = (blocks[2][0] + moved, digest or blocks[2][1])
     return manifest
 
 
@@ -295,7 +296,8 @@ FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (blocks(lambda b: b | {max(b) + 1: b[max(b)]}, listed=False), "manifest records"),
         (blocks(lambda b: {k: {n: a for n, a in v.items() if n != "move"} for k, v in b.items()}), ""),
         (blocks(lambda b: {k: v | {"value": v["value"].astype("<f8")} for k, v in b.items()}), ""),
-        (of_shards(wrong_offset), "000008"),
+        (of_shards(lambda m: wrong_block(m, 512)), "000008"),
+        (of_shards(lambda m: wrong_block(m, 0, "0" * 64)), "digests of blocks"),
         (of_shards(lambda m: replace(m, fields={"more": FieldSpec("|u1", ()), **m.fields})), "field"),
         (of_shards(lambda m: replace(m, fields={**m.fields, "move": FieldSpec("<u4", ())})), "field"),
         (of_shards(lambda m: replace(m, splits={"train": m.splits["train"]})), ""),
