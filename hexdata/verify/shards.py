@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import asdict
-from itertools import chain, groupby, pairwise
+from itertools import chain, groupby
 from operator import itemgetter
+from pathlib import Path
 from shutil import disk_usage
 from typing import Any, Final
 
@@ -17,14 +18,14 @@ from hexdata.errors import VerifyError
 from hexdata.progress import Progress
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shards.block_check import check_block
-from hexdata.shards.blocks import Block, block_fields, block_length, columns_to_block
-from hexdata.shards.format import read_blocks
+from hexdata.shards.blocks import Block, block_fields, columns_to_block
+from hexdata.shards.format import ShardWriter, read_blocks
 from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.shards.reader import load_manifest
 from hexdata.shards.sources import make_source
 from hexdata.shuffle import ShuffleOptions
 from hexdata.shuffle.stage import prepare
-from hexdata.storage import AnyPath, storage_of
+from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.files import FileFacts
 from hexdata.store.parquet import read_rows, regroup
@@ -93,31 +94,34 @@ def _check_shard(path: AnyPath, shard: ShardEntry, expected: Iterator[tuple[str,
     Types, shapes and bytes are compared, so that a NaN equals itself and -0.0 differs from 0.0.
 
     Raises:
-        VerifyError: The blocks, their keys, their offsets or the number of positions differ.
+        VerifyError: The blocks, their keys, offsets or digests, or the number of positions differ.
         StoreError: A block contains invalid values.
     """
-    blocks, positions = read_blocks(path), 0
-    for stated, _ in shard.blocks:
-        # A missing block is reported as one that differs.
-        key, found, offset = next(blocks, ("", Block(), 0))
-        # Before the comparison, because this error names the invalid value.
-        if found:
-            check_block(found, path, key)
-        name, block = next(expected, ("", Block()))
-        record = f"block {name or key}"
-        if (key, _contents(found)) != (name, _contents(block)):
-            raise VerifyError("a block differs from the shuffled positions", path=path, record=record)
-        if stated != offset:
-            reason = "the shard manifest has wrong offsets"
-            raise VerifyError(reason, path=path, record=record, found=stated, expected=offset)
-        positions += block_length(block)
-    if positions != shard.positions or next(blocks, None) is not None:
+    blocks, names = read_blocks(path), list[str]()
+    # The expected blocks are written once more, for their offsets and digests.
+    with Path(os.devnull).open("wb") as nowhere:
+        writer = ShardWriter(nowhere)
+        for _ in shard.blocks:
+            # A missing block is reported as one that differs.
+            key, found, _ = next(blocks, ("", Block(), 0))
+            # Before the comparison, because this error names the invalid value.
+            if found:
+                check_block(found, path, key)
+            name, block = next(expected, ("", Block()))
+            if (key, _contents(found)) != (name, _contents(block)) or not found:
+                record = f"block {name or key}"
+                raise VerifyError("a block differs from the shuffled positions", path=path, record=record)
+            writer.write_block(int(name), block)
+            names.append(name)
+        writer.close()
+    made = writer.entry(shard.name, shard.sha256)
+    if made.positions != shard.positions or next(blocks, None) is not None:
         raise VerifyError("the shard has other positions than the shard manifest records", path=path)
-    starts = [*(start for start, _ in shard.blocks), shard.bytes]
-    with storage_of(path).open() as file:
-        digests = [hashlib.sha256(file.read(end - start)).hexdigest() for start, end in pairwise(starts)]
-    if digests != [digest for _, digest in shard.blocks]:
-        raise VerifyError("the shard manifest has wrong digests of blocks", path=path)
+    if wrong := [
+        name for name, *both in zip(names, made.blocks, shard.blocks, strict=True) if both[0] != both[1]
+    ]:
+        reason = "the shard manifest has a wrong offset or digest"
+        raise VerifyError(reason, path=path, record=f"block {wrong[0]}")
 
 
 def _contents(block: Block) -> dict[str, tuple[Any, ...]]:

@@ -297,7 +297,7 @@ FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (blocks(lambda b: {k: {n: a for n, a in v.items() if n != "move"} for k, v in b.items()}), ""),
         (blocks(lambda b: {k: v | {"value": v["value"].astype("<f8")} for k, v in b.items()}), ""),
         (of_shards(lambda m: wrong_block(m, 512)), "000008"),
-        (of_shards(lambda m: wrong_block(m, 0, "0" * 64)), "digests of blocks"),
+        (of_shards(lambda m: wrong_block(m, 0, "0" * 64)), "000008"),
         (of_shards(lambda m: replace(m, fields={"more": FieldSpec("|u1", ()), **m.fields})), "field"),
         (of_shards(lambda m: replace(m, fields={**m.fields, "move": FieldSpec("<u4", ())})), "field"),
         (of_shards(lambda m: replace(m, splits={"train": m.splits["train"]})), ""),
