@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from hexdata.errors import HexdataError, StoreError
-from hexdata.live.source_games import shard_batches
 from hexdata.loader import Loader
 from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
@@ -187,8 +186,6 @@ def test_shards_with_invalid_values_are_refused(tmp_path: Path, name: str) -> No
     for mode in ("exact", "stream"):
         with pytest.raises(HexdataError):
             list(Loader(shards, mode=mode, fields=(*ALL_FIELDS, *SEARCHED)))  # type: ignore[arg-type]
-    with pytest.raises(HexdataError):
-        list(shard_batches(shards / "train-000000.tar"))
 
 
 def test_columns_that_are_not_delivered_are_not_read(tmp_path: Path) -> None:
