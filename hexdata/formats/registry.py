@@ -177,7 +177,7 @@ def open_source(
 
 
 _BINARY: Final = {
-    **dict.fromkeys((b"(dp", b"(lp", b"}q", b"]q"), "a pickle of protocol 0 or 1"),
+    **dict.fromkeys((b"(dp", b"(lp", b"}q", b"]q"), "a pickle of protocol 0 or 1, not 2 to 5"),
     b"PAR1": "Parquet",
     b"\x89HDF": "HDF5",
     b"\x93NUMPY": "a single NumPy array",
