@@ -25,6 +25,7 @@ from hexdata.loader.stream import Prefetcher
 from hexdata.shards.cache import CachedSource, CacheOptions, add_cache
 from hexdata.shards.manifest import ShardEntry
 from hexdata.shards.sources import ShardSource
+from hexdata.system import locked
 
 SIZE = 5_000_000
 """Size of a shard that several processes need: several chunks."""
@@ -129,6 +130,20 @@ def test_wrong_bytes_are_not_cached(tmp_path, change):
     with pytest.raises(StoreError, match=r"cat .*0\.tar: the shard is truncated or altered; found"):
         read(cached, "0.tar")
     assert copies(cached) == set()
+
+
+def test_what_a_killed_process_left_is_removed_though_its_lock_is_held_at_first(tmp_path):
+    """Another thread may be fetching the same shard when the first one looks for such files."""
+    entries = make_entries(tmp_path / "a", 1000, 2000)
+    cached = CachedSource(ShardSource(tmp_path / "a"), tmp_path / "cache", SIZE, entries)
+    left = tmp_path / "cache" / f".{'0' * 64}.tar.1.tmp"
+    left.parent.mkdir()
+    left.touch()
+    with locked(left.parent / "00.lock"):
+        read(cached, "0.tar")
+    assert left.exists()
+    read(cached, "1.tar")
+    assert not left.exists()
 
 
 # --- several at once ------------------------------------------------------------------------------------
