@@ -33,6 +33,8 @@ for four, and are sorted with 120, 170 and 240 MB.
 """
 _THREAD_MEMORY: Final = 125_000_000
 """Bytes of DuckDB's memory for each of its threads, as its documentation advises."""
+_LEAST_MEMORY: Final = 90_000_000
+"""Bytes of DuckDB's memory below which it cannot sort, or needs a query for every few rows."""
 _MERGED_ROWS: Final = 150_000
 """Rows, with their lists and texts, for which each thread of a merge needs memory.
 
@@ -167,9 +169,20 @@ class SortLimits:
             threads: Maximum number of threads.
             row: Bytes of a mean row in the sort. Default 0: narrow rows.
             varying: Bytes of its lists and texts. Default 0.
+
+        Raises:
+            BudgetError: The memory is too small for such rows.
         """
         written = _WRITER_COPIES * min(ROW_GROUP_ROWS * varying, ROW_GROUP_BYTES)
-        memory -= BASE_MEMORY + max(written - _WRITER_MEMORY, 0)
+        others = BASE_MEMORY + max(written - _WRITER_MEMORY, 0)
+        if memory < others + _LEAST_MEMORY:
+            raise BudgetError.of_memory(
+                "too little memory for a shuffle of rows of this size",
+                found=memory,
+                expected=others + _LEAST_MEMORY,
+                hint="Raise --memory.",
+            )
+        memory -= others
         return cls(memory, max(min(threads, memory // max(_THREAD_MEMORY, _MERGED_ROWS * row)), 1), row)
 
     @property

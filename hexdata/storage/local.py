@@ -225,12 +225,11 @@ class LocalStorage:
                 is gone afterwards, also after a crash. Default None: the folder contains unfinished work, so
                 errors of a local disk are ignored, and nothing is synced.
         """
-        shutil.rmtree(self.path, ignore_errors=True)
+        if self.path.is_dir() and not self.path.is_symlink():
+            shutil.rmtree(self.path, ignore_errors=True)
+            if require is not None:
+                on_disk(_remove_rest, self.path)
         if require is not None and self.path.parent.is_dir():
-            # What is left raises its error. NFS keeps files that another process has open, by such names.
-            for path in () if self.path.is_symlink() else self.path.rglob("*"):
-                if not path.is_dir() and not path.name.startswith(".nfs"):
-                    on_disk(path.unlink, missing_ok=True)
             sync_folder(self.path.parent)
 
     def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:
@@ -253,6 +252,18 @@ class LocalStorage:
                     path.unlink(missing_ok=True)
 
         on_disk(remove)
+
+
+def _remove_rest(folder: Path) -> None:
+    """Remove a folder if it still exists, except files that NFS keeps while another process has them open."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError:
+        left = [path.name for path in folder.rglob("*") if not path.is_dir()]
+        if not left or not all(name.startswith(".nfs") for name in left):
+            raise
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -225,3 +225,10 @@ MB, GB = 10**6, 10**9
 )
 def test_the_number_of_passes(limits, sorted_rows, passes):
     assert SortLimits(*limits).count_passes(*sorted_rows) == passes
+
+
+def test_a_budget_without_memory_to_sort_wide_rows_is_refused():
+    assert SortLimits.of(660 * MB, 2, 3_500, 3_000).memory > 100 * MB
+    with pytest.raises(BudgetError) as raised:
+        SortLimits.of(570 * MB, 2, 3_500, 3_000)
+    assert (raised.value.found, raised.value.expected) == ("570 MB", "at least 632 MB")

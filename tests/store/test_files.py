@@ -116,15 +116,35 @@ def test_no_file_is_written_in_place(shuffled_store, foreign, copy_store):
         STAGES["shuffle"](store)
 
 
-def test_a_removal_does_not_follow_links(tmp_path, foreign):
+@pytest.mark.parametrize("require", [None, lambda: None], ids=["unfinished", "finished"])
+def test_a_removal_does_not_follow_links(tmp_path, foreign, require):
     before = contents(foreign)
     (tmp_path / "work").mkdir()
     for link in ("work/below", "link"):
         (tmp_path / link).symlink_to(foreign)
     for name in ("work", "link"):
-        storage_of(tmp_path / name).remove_tree()
+        storage_of(tmp_path / name).remove_tree(require)
     assert contents(foreign) == before
     assert not (tmp_path / "work").exists()
+
+
+def test_a_folder_that_cannot_be_removed_raises(tmp_path, monkeypatch):
+    """Temporary errors do not."""
+    remove, failures = os.rmdir, [errno.EAGAIN] * 3 + [errno.EPERM]
+
+    def fail(path, *arguments, **named):
+        if failures:
+            raise OSError(failures.pop(0), "cannot remove", path)
+        remove(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "rmdir", fail)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").touch()
+    folder = storage_of(tmp_path / "folder")
+    with pytest.raises(PermissionError, match="cannot remove"):
+        folder.remove_tree(lambda: None)
+    folder.remove_tree(lambda: None)
+    assert not folder.path.exists()
 
 
 def test_the_path_of_a_store_and_a_data_file_may_be_links(
