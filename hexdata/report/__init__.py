@@ -31,7 +31,6 @@ __all__ = [
 
 REPORT_NAME: Final = "report.html"
 """Default file name, in the store's folder."""
-_SUFFIXES: Final = (".html", ".htm")
 
 
 @dataclass(frozen=True)
@@ -84,14 +83,13 @@ def write_report(
         BudgetError: The memory is too small, or a disk is full.
         OSError: The page cannot be written.
     """
-    require_libraries()
-    from hexdata.report.page import render_page  # loads jinja2
+    from hexdata.report.page import render_page  # first, since a missing library is named here
 
     path = as_path(output) if output is not None else as_path(store) / REPORT_NAME
     if isinstance(path, Path) and path.is_dir():
         raise ConfigError("the report cannot be written: the path is a folder", path=path)
     # Checked before the store is read, which may take minutes.
-    check_suffix(path, "a page", _SUFFIXES)
+    check_suffix(path, "a page", [".html", ".htm"])
     if isinstance(path, Path) and path.parent.is_dir() and not os.access(path.parent, os.W_OK):
         fault = "the report cannot be written: the folder is read-only"
         raise ConfigError(fault, path=path.parent, hint="Choose another file with --output.")

@@ -24,6 +24,8 @@ _SAME: Final = (
     *("policy_weight", "root_value", "visits", "weight", "metadata"),
 )
 """Attributes of a position that are JSON values under their own names."""
+_LISTED: Final = ("position_id", "ply", "policy", "policy_weight", "root_value", "visits", "weight", "extra")
+"""JSON values of each position of a game."""
 _NULLS: Final = {**SENTINELS, "ply": SENTINELS["position_in_game"], "visits": NO_VISITS}
 """Values of batches and shards that represent null."""
 _DEFAULT_FRAMES: Final = 48
@@ -259,11 +261,6 @@ class Position:
             "extra": {name: _finite(number) for name, number in self.extra.items()},
         }
 
-    def targets_json(self) -> dict[str, Any]:
-        """Return the results of the search as JSON values; None for unknown values and NaN."""
-        names, content = ("policy_weight", "root_value", "visits", "weight", "extra"), self.to_json()
-        return {name: content[name] for name in names}
-
     def _name(self, cell: int | None) -> str | None:
         return None if cell is None else cell_name(cell, self.size)
 
@@ -406,17 +403,13 @@ class Game:
         return film_svg(frames, title=f"Hex game: {', '.join(facts)}", caption=facts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the game as JSON values; positions are listed by id and ply."""
+        """Return the game as JSON values; positions are listed with their ids and the results of searches."""
         names = ("game_id", "split", "source", "provenance", "duplicate_of", "end_reason", "swap")
-        positions = [
-            {
-                "position_id": position.position_id,
-                "ply": position.ply,
-                "policy": {cell_name(cell, self.size): share for cell, share in position.strongest()},
-                **position.targets_json(),
-            }
-            for position in self.positions
-        ]
+        positions = []
+        for position in self.positions:
+            strongest = {cell_name(cell, self.size): share for cell, share in position.strongest()}
+            content = position.to_json() | {"policy": strongest}
+            positions.append({name: content[name] for name in _LISTED})
         return {
             "board_size": self.size,
             **{name: getattr(self, name) for name in names},

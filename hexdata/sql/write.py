@@ -164,10 +164,8 @@ def save_parquet(path: str | AnyPath, result: QueryResult) -> FileFacts:
         try:
             return write_parquet(path, result.schema, result.batches)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            fault, hint = (
-                "Parquet does not support a type or value of a column",
-                "Cast the column to VARCHAR.",
-            )
+            fault = "Parquet does not support a type or value of a column"
+            hint = "Cast the column to VARCHAR."
             raise InputError(fault, path=path, found=str(error), hint=hint) from error
 
 
