@@ -9,8 +9,8 @@ again with other content gets a new one. The cache changes only files that it cr
 - ``.lock`` is locked while copies are evicted and a new one gets its final name.
 
 The locks belong to the operating system and end with their process, so a temporary file without a lock is
-abandoned. A process removes such files before it fetches its first shard, and when it evicts. Lock files
-stay: a lock on a file that can be removed is easy to get wrong.
+abandoned. Such files are removed before a shard is fetched. Lock files stay: a lock on a file that can be
+removed is easy to get wrong.
 """
 
 from __future__ import annotations
@@ -187,8 +187,8 @@ class CachedSource:
             stopped: For a prefetch, as for :meth:`prefetch`; None waits for another process.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        for left in self.folder.iterdir() if not self._checked else ():  # later, ``_evict`` lists the folder
-            self._remove_abandoned(left)
+        # Before this process locks anything, which would count as writing.
+        self._remove_abandoned()
         path = self.folder / f"{entry.sha256}.tar"
         with ExitStack() as locks:
             # One lock per pair of digits, so that shards are fetched in parallel but few lock files exist.
@@ -205,15 +205,16 @@ class CachedSource:
             _mark_used(path)
             return path.open("rb")
 
-    def _remove_abandoned(self, path: Path) -> None:
-        """Remove a file that a killed process has left. One whose lock is held is being written."""
-        if unfinished := _UNFINISHED.fullmatch(path.name):
-            with (
-                suppress(PermissionError),  # of another user
-                locked(self._lock(unfinished[1]), wait=False) as is_abandoned,
-            ):
-                if is_abandoned:
-                    path.unlink(missing_ok=True)
+    def _remove_abandoned(self) -> None:
+        """Remove what killed processes have left. A file whose lock is held is being written."""
+        for path in self.folder.iterdir():
+            if unfinished := _UNFINISHED.fullmatch(path.name):
+                with (
+                    suppress(PermissionError),  # of another user
+                    locked(self._lock(unfinished[1]), wait=False) as is_abandoned,
+                ):
+                    if is_abandoned:
+                        path.unlink(missing_ok=True)
 
     def _lock(self, digits: str) -> Path:
         return self.folder / f"{digits}.lock"
@@ -222,7 +223,6 @@ class CachedSource:
         """Remove the least recently used copies until there is space for one of ``needed`` bytes."""
         copies: list[tuple[int, int, Path]] = []
         for path in self.folder.iterdir():
-            self._remove_abandoned(path)
             with suppress(FileNotFoundError):  # removed because it was damaged
                 if _COPY.fullmatch(path.name):
                     status = path.stat()

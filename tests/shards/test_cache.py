@@ -136,10 +136,11 @@ def test_what_a_killed_process_left_is_removed_though_its_lock_is_held_at_first(
     """Another thread may be fetching the same shard when the first one looks for such files."""
     entries = make_entries(tmp_path / "a", 1000, 2000)
     cached = CachedSource(ShardSource(tmp_path / "a"), tmp_path / "cache", SIZE, entries)
-    left = tmp_path / "cache" / f".{'0' * 64}.tar.1.tmp"
+    digest = entries["1.tar"].sha256
+    left = tmp_path / "cache" / f".{digest}.tar.1.tmp"
     left.parent.mkdir()
     left.touch()
-    with locked(left.parent / "00.lock"):
+    with locked(left.parent / f"{digest[:2]}.lock"):
         read(cached, "0.tar")
     assert left.exists()
     read(cached, "1.tar")
@@ -199,7 +200,7 @@ def test_a_second_process_waits_for_the_first(tmp_path, killed):
             first.kill()
         pipe.write_bytes(data[100:] if not killed else b"")  # ends the command
         assert second.result() == data
-    # The part of a killed process is removed with the next eviction.
+    # The part of a killed process is removed with the next fetch.
     (folder / f".{other.sha256}.tar.17.tmp").write_bytes(b"of a killed process")
     (folder / f"{entry.sha256}.tar").unlink()
     cached = CachedSource(ShardSource(tmp_path / "a"), folder, SIZE, entries)
