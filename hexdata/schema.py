@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "SWAPS",
     "TARGETS",
     "ViewColumn",
+    "binary_matrix",
     "board_bytes",
     "board_size_of",
     "games_schema",
@@ -121,6 +124,14 @@ def board_bytes(board_size: int) -> int:
 def board_size_of(width: int) -> int:
     """Return n, given ``board_bytes(n)``: n² <= 4·width < (n + 1)² for every n above 1."""
     return math.isqrt(4 * width)
+
+
+def binary_matrix(boards: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.uint8]:
+    """Return a fixed-size binary column as uint8 (N, width), without a copy if it is one chunk."""
+    array = boards.combine_chunks() if isinstance(boards, pa.ChunkedArray) else boards
+    width = array.type.byte_width
+    flat = np.frombuffer(array.buffers()[1] or b"", dtype=np.uint8)
+    return flat[array.offset * width : (array.offset + len(array)) * width].reshape(-1, width)
 
 
 def is_legacy_format(name: str) -> bool:

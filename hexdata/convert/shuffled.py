@@ -32,9 +32,9 @@ import pyarrow as pa
 
 from hexdata.convert.spool import Source, Spool, write_arrow
 from hexdata.games.find import EVIDENCE, GAMES, ROWS, Grouping, find_games, grouping_of
-from hexdata.games.findings import Finding, binary_matrix, column, has_bit
+from hexdata.games.findings import Finding, column, has_bit
 from hexdata.order import derive_key, sort_key
-from hexdata.schema import NO_MOVE, board_bytes
+from hexdata.schema import NO_MOVE, binary_matrix, board_bytes
 from hexdata.storage import local_work, storage_of
 from hexdata.store.session import DuckDBPyConnection, duckdb_session
 

@@ -20,16 +20,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.errors import StoreError
+from hexdata.formats.source import raw_batch
 from hexdata.games.convention import convert_values
 from hexdata.games.findings import with_columns
 from hexdata.json_models import as_model, read_metadata
 from hexdata.schema import (
     KEPT_PREFIX,
     WINNERS,
+    binary_matrix,
+    board_size_of,
     games_schema,
     is_legacy_format,
     positions_schema,
-    raw_schema,
     sources_schema,
 )
 from hexdata.shards.block_check import check_positions
@@ -154,7 +156,6 @@ class Original:
         yield from read_rows(rows, schema)
 
     def _raw(self, stored: pa.RecordBatch) -> pa.RecordBatch:
-        assert self.board_size is not None
         value = stored.column("value").to_numpy().astype(np.float64)
         # The legacy ids are in the table of games, of shuffled collections among the games of other sources.
         game = stored.column("game_id")
@@ -170,29 +171,23 @@ class Original:
             "line_idx": legacy["line_idx"].combine_chunks(),
             "winner": stored.column("winner").cast(pa.string()),
         }
-        stated = dict(zip(stored.schema.names, stored.columns, strict=True))
-        overridden = _overridden(stated | columns, stored.column("metadata"))
-        return raw_batch(stored, self.board_size, columns | overridden)
+        return _with_original_values(stored_to_raw(stored, columns))
 
 
-def raw_batch(stored: pa.RecordBatch, board_size: int, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+def stored_to_raw(stored: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
     """Return positions of a store as a batch of ``raw_schema``.
 
     Args:
         stored: The positions.
-        board_size: Cells along an edge.
         columns: Columns of the result that differ from those of the store, with ``winner`` as text. Columns
             that are neither here nor in the store are null.
     """
-    schema = raw_schema(board_size)
     known = dict(zip(stored.schema.names, stored.columns, strict=True))
     known |= {"record": stored.column("position_id"), **columns}
     # The text may be a dictionary in another order than that of WINNERS.
     known["winner"] = pc.index_in(known["winner"], pa.array(WINNERS))
-    return pa.RecordBatch.from_arrays(
-        [known[f.name].cast(f.type) if f.name in known else pa.nulls(len(stored), f.type) for f in schema],
-        schema=schema,
-    )
+    boards = binary_matrix(stored.column("board"))
+    return raw_batch(board_size_of(boards.shape[1]), (), boards, known)
 
 
 _FEW_ROWS: Final = ROW_GROUP_ROWS // 4
@@ -237,14 +232,14 @@ def with_file_idx(batch: pa.RecordBatch, source_id: int) -> pa.RecordBatch:
     return with_columns(batch, file_idx=filled)
 
 
-def _overridden(columns: dict[str, pa.Array], metadata: pa.Array) -> dict[str, pa.Array]:
-    """Return the columns that ``metadata`` overrides, with the original values restored."""
+def _with_original_values(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a raw batch with the values that ``metadata`` overrides."""
+    metadata = batch.column("metadata")
     # Most texts override nothing, so only those with such a key are parsed, equal ones once.
     named = pc.match_substring_regex(metadata, _KEPT).fill_null(False)
     rows = np.flatnonzero(named.to_numpy(zero_copy_only=False))
     texts = metadata.take(pa.array(rows)).to_pylist()
     parsed = {text: _original_values(text) for text in set(texts)}
-    result = {}
     for name in _NUMBERS:
         values = {
             row: parsed[text][name] for row, text in zip(rows, texts, strict=True) if name in parsed[text]
@@ -253,12 +248,13 @@ def _overridden(columns: dict[str, pa.Array], metadata: pa.Array) -> dict[str, p
             mask = np.zeros(len(metadata), bool)
             mask[[*values]] = True
             try:
-                originals = pa.array([*values.values()], columns[name].type)
+                originals = pa.array([*values.values()], batch.schema.field(name).type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 reason = f"metadata of a position has an invalid value for {KEPT_PREFIX}{name}"
                 raise StoreError(reason, found=shortened(str(error))) from error
-            result[name] = pc.replace_with_mask(columns[name], pa.array(mask), originals)
-    return result
+            replaced = pc.replace_with_mask(batch.column(name), pa.array(mask), originals)
+            batch = with_columns(batch, **{name: replaced})
+    return batch
 
 
 def _original_values(text: str) -> dict[str, Any]:
@@ -307,7 +303,7 @@ def pickle_names(originals: Sequence[Original]) -> list[str]:
     Raises:
         StoreError: A source name is an absolute path or contains "..".
     """
-    names = []
+    stems = []
     for source in originals:
         path = PurePosixPath(source.name)
         # Names come from the store, which may be a stranger's: a file must not be written outside the folder.
@@ -315,14 +311,11 @@ def pickle_names(originals: Sequence[Original]) -> list[str]:
             raise StoreError("the name of a source is an absolute path or contains '..'", found=source.name)
         name = source.name.replace("\\", "_")  # a backslash is a path separator on Windows
         if source.is_raw:
-            names.append(_RAW_SUFFIX.sub("", name) + "_processed" + PICKLE_SUFFIX)
+            stems.append(_RAW_SUFFIX.sub("", name) + "_processed")
         else:
-            names.append(name.removesuffix(".gz").removesuffix(".pkl") + PICKLE_SUFFIX)
+            stems.append(name.removesuffix(".gz").removesuffix(".pkl"))
     # All sources of one name get their ids, so that no name depends on the order of the others.
-    taken = Counter(names)
-    return [
-        name
-        if taken[name] == 1
-        else f"{name.removesuffix(PICKLE_SUFFIX)}.source-{source.source_id}{PICKLE_SUFFIX}"
-        for source, name in zip(originals, names, strict=True)
-    ]
+    taken = Counter(stems)
+    ids = (f".source-{source.source_id}" for source in originals)
+    named = zip(stems, ids, strict=True)
+    return [stem + (number if taken[stem] > 1 else "") + PICKLE_SUFFIX for stem, number in named]

@@ -7,7 +7,7 @@ arguments and the store only, so the bytes do not depend on the number of worker
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from hexdata.checks import check_choice, check_count, check_options
 from hexdata.engine import LOCAL, Engine
@@ -25,21 +24,21 @@ from hexdata.export.originals import (
     PICKLE_SUFFIX,
     list_originals,
     pickle_names,
-    raw_batch,
+    stored_to_raw,
     without_masked_policies,
 )
 from hexdata.export.run import ExportFile, ExportRun, ReplacingOptions, exporting
 from hexdata.formats.legacy import DIALECTS, write_legacy
 from hexdata.json_models import read_metadata
 from hexdata.progress import SILENT, Progress
-from hexdata.schema import SPLITS, positions_schema
+from hexdata.schema import SPLITS, games_schema, positions_schema
 from hexdata.shards.block_check import check_positions
 from hexdata.storage import AnyPath, storage_of
 from hexdata.storage.errors import VERIFY_HINT
 from hexdata.store import Store
 from hexdata.store.files import FileFacts, write_bytes
 from hexdata.store.integrity import require_buckets, require_intact
-from hexdata.store.parquet import open_parquet, read_batches
+from hexdata.store.parquet import ParquetRows, open_parquet, read_batches, read_rows
 from hexdata.text import encodable, shortened
 
 ORDERS: Final = ("shuffled", "original")
@@ -165,8 +164,8 @@ def _write_pickles(run: ExportRun, options: PicklesOptions) -> None:
     # Once before any worker starts, so that no file is made from damaged ones.
     require_intact(store, folders, run.progress)
     files = {f"pickles/{options.order}/{name}": file for name, file in list_files(store, options.level)}
-    run.resume(files, run.published)
-    run.write(files, 1e-4)  # most of the time is for gzip
+    missing = run.resume(files, run.published)
+    run.write(files, missing, 1e-4)  # most of the time is for gzip
     run.publish({"files": sum(name.endswith(PICKLE_SUFFIX) for name in files)})
 
 
@@ -257,10 +256,9 @@ def _shuffled_files(store: Store, level: int) -> Iterator[tuple[str, ExportFile]
                 # Absolute, since a worker may have another current folder.
                 bucket=(store.path / name).resolve(),
                 columns=positions_schema(manifest.board_size, masked),
-                game_files=tuple(store.files("games")),
+                all_games=store.rows("games"),
                 origins=pa.array(origins, pa.string()),
                 ends=np.cumsum([source.positions for source in sources]),
-                board_size=manifest.board_size,
             )
             write = partial(
                 _write_pickle,
@@ -293,28 +291,23 @@ def _shuffled_batches(
     *,
     bucket: AnyPath,
     columns: pa.Schema,
-    game_files: Sequence[AnyPath],
+    all_games: ParquetRows,
     origins: pa.Array,
     ends: npt.NDArray[np.int64],
-    board_size: int,
 ) -> Iterator[pa.RecordBatch]:
     """Yield a bucket as ``raw_schema``, in the convention of dict files: value 0.0 is a win of blue.
 
     Args:
         bucket: Path of the bucket.
         columns: Its columns that are read.
-        game_files: The parts of the table games.
+        all_games: The games of the whole store.
         origins: Name of the raw file of each source with positions.
         ends: Last position_id + 1 of each of these sources.
-        board_size: Cells along an edge.
     """
-    listed = [_GAMES.empty_table()]
-    for path in game_files:
-        with storage_of(path).open() as file:
-            part = pq.read_table(file, columns=_GAMES.names, read_dictionary=["winner", "origin"])
-        listed.append(part.cast(_GAMES))
+    schema = pa.schema([games_schema().field(name) for name in _GAMES.names])
+    parts = [part.cast(_GAMES) for part in read_rows(all_games, schema)]
     # Each part has a dictionary of its own; a single array is needed to take rows from.
-    games = pa.concat_tables(listed).unify_dictionaries().combine_chunks()
+    games = pa.Table.from_batches(parts, _GAMES).unify_dictionaries().combine_chunks()
     owners, first = games["source_id"].to_numpy(), 0
     with open_parquet(bucket, columns) as file:
         for batch in read_batches(file, columns):
@@ -340,7 +333,7 @@ def _shuffled_batches(
                 "winner": pc.coalesce(stored.column("winner").cast(pa.string()), winner.cast(pa.string())),
                 "metadata": pa.array(texts, pa.string()).take(raw_files.indices),
             }
-            yield raw_batch(stored, board_size, values)
+            yield stored_to_raw(stored, values)
 
 
 def _named_origins(metadata: pa.Array) -> pa.Array:

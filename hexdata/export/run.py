@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -122,6 +122,7 @@ class ExportRun:
     def write(
         self,
         files: Mapping[str, ExportFile],
+        missing: Sequence[str],
         seconds_per_position: float,
         policy_memory: int = 0,
         release: Callable[[Iterable[str]], None] = lambda missing: None,  # noqa: ARG005
@@ -130,6 +131,7 @@ class ExportRun:
 
         Args:
             files: All files of the export, by name.
+            missing: Names of those to write, from :meth:`resume`.
             seconds_per_position: CPU time to write a position, approximately.
             policy_memory: Bytes that a process needs for policies, besides ``WORKER_MEMORY``. Default 0.
             release: Called with the names of the files that are not in the ledger yet, at the beginning and
@@ -138,7 +140,6 @@ class ExportRun:
         Raises:
             BudgetError: The workers do not fit into the memory.
         """
-        missing = [name for name in files if name not in self.files.entries]
         # Little work gets one process: starting more would take longer than the work.
         work = seconds_per_position * sum(files[name].positions for name in missing)
         extra = client_memory(self.store.path) + policy_memory
@@ -174,8 +175,7 @@ class ExportRun:
             self.files.save()
         self.files.entries = {name: self.files.entries[name] for name in files}  # in the order of the files
         found, manifest = self._rows(), self.store.manifest
-        is_original = self.stage == _ORIGINAL
-        inputs = manifest.files_in("positions") if is_original else manifest.buckets()
+        inputs = manifest.files_in("positions") if self.stage == _ORIGINAL else manifest.buckets()
         # Before the manifest is written: an export with missing positions must never be published.
         if found != (expected := sum(facts.rows for facts in inputs.values())):
             reason, hint = "the files do not contain every position of the store", VERIFY_HINT

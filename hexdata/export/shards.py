@@ -165,10 +165,8 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
     with_policies = any(shuffle["policies"].values())
     fields = block_fields(manifest.board_size, with_policies, manifest.targets_of("shuffled"))
     # Before the shards are written, which takes long for a large store.
-    shard_count, blocks = (
-        sum(-(-len(rows) // size) for rows in buckets.values())
-        for size in (options.shard_size, options.block_size)
-    )
+    shard_count = sum(-(-len(rows) // options.shard_size) for rows in buckets.values())
+    blocks = sum(-(-len(rows) // options.block_size) for rows in buckets.values())
     # More bytes than the entries of a shard and of a block take.
     if shard_count * 256 + blocks * 86 > _MAX_MANIFEST:
         reason = f"the manifest of {shard_count:,} shards with {blocks:,} blocks would be too large"
@@ -184,8 +182,9 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
     if manifest.removed_buckets:
         # An interrupted run has begun to remove them, and a missing shard may need a removed one.
         needed = {name: manifest.removed_buckets[name] for shard in missing for name in readers[shard]}
-        for error in find_damage(store, needed, progress=run.progress).values():
-            error.reason += f", and {missing[0]} must be written"
+        for bucket, error in find_damage(store, needed, progress=run.progress).items():
+            shard = next(name for name in missing if bucket in readers[name])
+            error.reason += f", and {shard} must be written"
             raise error
     # An interrupted run that has begun to remove the buckets is continued.
     frees, removed = options.free_buckets or bool(manifest.removed_buckets), 0
@@ -198,7 +197,8 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
     # Measured: policies exist several times, in the batch that is read and in the block that is written.
     rows_of_block = min(options.block_size, max(map(len, buckets.values())))
     memory = (64 << 20) + 36 * manifest.board_size**2 * rows_of_block if with_policies else 0
-    run.write(files, 1e-6 + 1e-4 / options.block_size, memory, release)  # a block has a dozen members
+    seconds_per_position = 1e-6 + 1e-4 / options.block_size  # a block has a dozen members
+    run.write(files, missing, seconds_per_position, memory, release)
     entries: list[ShardEntry] = [*run.files.entries.values()]
     shards = ShardManifest(
         board_size=manifest.board_size,

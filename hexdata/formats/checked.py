@@ -23,6 +23,7 @@ from hexdata.schema import (
     MAX_TIER,
     NO_PLY,
     SWAPS,
+    binary_matrix,
     board_bytes,
     is_target,
     raw_schema,
@@ -167,11 +168,9 @@ def _faults(rows: pa.RecordBatch, n: int) -> Iterator[tuple[str, Reason, npt.NDA
     # The limits of legacy files hold for all formats, as later stages load the metadata of many records.
     are_many = np.cumsum(lengths) > limits.METADATA_BYTES + limits.METADATA_MEAN * rows.num_rows
     yield "metadata", Reason.METADATA_SIZE, (lengths > limits.METADATA_BYTES) | are_many
-    width, boards = board_bytes(n), rows.column("board")
-    packed = np.frombuffer(boards.buffers()[1] or b"", np.uint8)
-    packed = packed[boards.offset * width : (boards.offset + len(boards)) * width].reshape(-1, width)
+    packed = binary_matrix(rows.column("board"))
     # Boards are compared by their bytes later, so the bits after the last cell must be equal, too.
-    yield "board", Reason.BOARD_CELLS, packed[:, -1] & ((1 << (8 * width - 2 * n * n)) - 1) > 0
+    yield "board", Reason.BOARD_CELLS, packed[:, -1] & ((1 << (8 * board_bytes(n) - 2 * n * n)) - 1) > 0
     planes = unpack_boards(packed, n, np.uint8)
     yield "board", Reason.BOARD_OVERLAP, np.asarray((planes[:, BLUE] & planes[:, RED]).any(axis=(1, 2)))
     policies = rows.column("policy")

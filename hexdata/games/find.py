@@ -26,7 +26,6 @@ from hexdata.games.findings import (
     Finding,
     Mask,
     add_bits,
-    binary_matrix,
     board_words,
     column,
     find_chains,
@@ -35,7 +34,7 @@ from hexdata.games.findings import (
     with_columns,
 )
 from hexdata.policy import SparsePolicies
-from hexdata.schema import KEPT_PREFIX, games_schema
+from hexdata.schema import KEPT_PREFIX, binary_matrix, games_schema
 
 Grouping = Literal["boards", "ids", "runs", "trusted ids", "unchecked ids", "katahex", "chains"]
 """Way to find the games of a source: by boards (tuples have no metadata), by the ids in the metadata, or by

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from hexdata.board import BLUE, RED, player_to_move, unpack_boards, winner_of
 from hexdata.games.convention import Convention, Votes
 from hexdata.policy import SparsePolicies
+from hexdata.schema import binary_matrix
 
 Array = npt.NDArray[Any]
 Mask = npt.NDArray[np.bool_]
@@ -134,14 +135,6 @@ def with_columns(batch: pa.RecordBatch, **columns: pa.Array) -> pa.RecordBatch:
         field = batch.schema.field(index)
         batch = batch.set_column(index, field, values.cast(field.type))
     return batch
-
-
-def binary_matrix(boards: pa.ChunkedArray | pa.Array) -> npt.NDArray[np.uint8]:
-    """Return a fixed-size binary column as uint8 (N, width), without a copy if it is one chunk."""
-    array = boards.combine_chunks() if isinstance(boards, pa.ChunkedArray) else boards
-    width = array.type.byte_width
-    flat = np.frombuffer(array.buffers()[1] or b"", dtype=np.uint8)
-    return flat[array.offset * width : (array.offset + len(array)) * width].reshape(-1, width)
 
 
 def board_words(boards: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:

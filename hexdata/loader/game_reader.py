@@ -23,7 +23,7 @@ from hexdata.arrays import NUMPY
 from hexdata.board import pack_boards
 from hexdata.errors import ConfigError, StoreError
 from hexdata.fill import fill_dtype, fill_to_stones, games_to_fill, never_filled
-from hexdata.games.findings import binary_matrix, moves_on_stones
+from hexdata.games.findings import moves_on_stones
 from hexdata.loader.game_table import PACKED_PREFIX, GameTable, policy_arrays
 from hexdata.loader.options import Check
 from hexdata.loader.shared_arrays import allocate, require_memory
@@ -35,6 +35,7 @@ from hexdata.schema import (
     NO_MOVE,
     NO_PLY,
     SPLITS,
+    binary_matrix,
     games_schema,
     is_target,
     positions_schema,

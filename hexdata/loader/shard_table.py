@@ -69,7 +69,7 @@ class ShardRows:
         Raises:
             StoreError, FormatError: The shard differs from the manifest. The rows are then not valid.
         """
-        size = self._reader.block_size
+        size = self._reader.manifest.block_size
         found: list[tuple[npt.NDArray[np.int64], SparsePolicies | None]] = []
         # Blocks are read whole; rows before `start` and after `stop` are cut off.
         block_start = start // size * size

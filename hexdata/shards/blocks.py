@@ -25,6 +25,7 @@ from hexdata.schema import (
     NO_PLY,
     NO_TIER,
     NO_VISITS,
+    binary_matrix,
     board_bytes,
     board_size_of,
     is_target,
@@ -230,8 +231,7 @@ def columns_to_block(
     Raises:
         StoreError: A column that may not be null contains nulls, or a policy is not valid.
     """
-    width = table.schema.field("board").type.byte_width
-    board_size = board_size_of(width)
+    board_size = board_size_of(table.schema.field("board").type.byte_width)
     block: Block = {}
     for name, spec in block_fields(board_size, with_policy=False, targets=targets).items():
         if is_target(name) and name not in table.schema.names:
@@ -243,11 +243,7 @@ def columns_to_block(
         if column.null_count:
             raise StoreError(f"column {name} contains {column.null_count} nulls", expected="none")
         if name == "board":
-            packed = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-            # to_numpy makes Python objects of fixed-size binary, so the buffer
-            # is used, from the offset of the slice on.
-            values = np.frombuffer(packed.buffers()[1], np.uint8, len(packed) * width, packed.offset * width)
-            block[name] = values.reshape(-1, width)
+            block[name] = binary_matrix(column)
         else:
             block[name] = column.to_numpy().astype(spec.dtype, copy=False)
     if with_policy:
@@ -293,8 +289,7 @@ def _policies_to_members(policies: SparsePolicies, rows: npt.NDArray[np.integer[
 
 def members_to_policies(members: Mapping[str, npt.NDArray[Any]]) -> SparsePolicies:
     """Return the sparse policies of members; ``policy_row`` has the row of each."""
-    starts = np.zeros(len(members["policy_count"]) + 1, np.int64)
-    np.cumsum(members["policy_count"], out=starts[1:])
+    starts = np.concatenate([[0], np.cumsum(members["policy_count"], dtype=np.int64)])
     return SparsePolicies(starts, members["policy_cell"], members["policy_probability"])
 
 

@@ -32,7 +32,6 @@ from hexdata.shards.manifest import ShardEntry
 from hexdata.shards.sources import REMOTE_CHUNK, ByteStream, ShardSource, altered_shard_error
 from hexdata.storage import cache_folder, local_path, storage_of
 from hexdata.storage.errors import translate_errors
-from hexdata.storage.local import HashingFile
 from hexdata.system import locked
 from hexdata.units import parse_bytes
 
@@ -78,11 +77,6 @@ class CacheOptions:
             # The dataclass is frozen. Converted here, so that invalid text fails where it is given.
             object.__setattr__(self, "cache_size", parse_bytes(self.cache_size))
         check_fields(self, {"cache_size": 1, "prefetch": 0})
-
-    @property
-    def cache_bytes(self) -> int:
-        """The maximum size of the cache in bytes."""
-        return int(self.cache_size)
 
 
 class _StoppedError(Exception):
@@ -185,6 +179,10 @@ class CachedSource:
         Args:
             entry: The shard.
             stopped: For a prefetch, as for :meth:`prefetch`; None waits for another process.
+
+        Raises:
+            StoreError: The source fails, or sends other bytes.
+            _StoppedError: ``stopped()`` returned True.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         # Before this process locks anything, which would count as writing.
@@ -197,7 +195,18 @@ class CachedSource:
             if not locks.enter_context(lock) or path.exists():
                 return None
             with storage_of(path).publish() as file:
-                self._copy(entry, file, stopped)
+                with self.source.open(entry.name, size=entry.bytes) as stream:
+                    # At most one chunk too many, so that an endless source cannot fill the disk.
+                    while file.tell() <= entry.bytes and (data := stream.read(REMOTE_CHUNK)):
+                        if stopped is not None and stopped():
+                            raise _StoppedError
+                        file.write(data)
+                    if file.tell() <= entry.bytes:
+                        stream.finish()
+                found, expected = (file.tell(), file.sha256), (entry.bytes, entry.sha256)
+                if found != expected:
+                    shown = ("{} bytes, SHA-256 {}".format(*each) for each in (found, expected))
+                    raise altered_shard_error(self.address(entry.name), *shown)
                 # Until the copy is open, no other process may evict it.
                 locks.enter_context(locked(self._lock("")))
                 # Before the copy gets its name, so that the copies together never exceed the size.
@@ -234,27 +243,6 @@ class CachedSource:
                     path.unlink(missing_ok=True)
                     used -= size
 
-    def _copy(self, entry: ShardEntry, file: HashingFile, stopped: Callable[[], bool] | None) -> None:
-        """Write a shard to a file and compare its size and digest with the manifest.
-
-        Raises:
-            StoreError: The source fails, or sends other bytes.
-            _StoppedError: ``stopped()`` returned True.
-        """
-        with self.source.open(entry.name, size=entry.bytes) as stream:
-            # At most one chunk too many, so that an endless source cannot fill the disk. A prefetch stops
-            # after any chunk.
-            while file.tell() <= entry.bytes and (data := stream.read(REMOTE_CHUNK)):
-                if stopped is not None and stopped():
-                    raise _StoppedError
-                file.write(data)
-            if file.tell() <= entry.bytes:
-                stream.finish()
-        found, expected = (file.tell(), file.sha256), (entry.bytes, entry.sha256)
-        if found != expected:
-            shown = ("{} bytes, SHA-256 {}".format(*each) for each in (found, expected))
-            raise altered_shard_error(self.address(entry.name), *shown)
-
 
 AnySource: TypeAlias = ShardSource | CachedSource
 """A source of shards, perhaps behind a cache."""
@@ -284,7 +272,7 @@ def add_cache(source: ShardSource, entries: Sequence[ShardEntry], options: Cache
     if not existing.is_dir():
         raise ConfigError("the cache is not a folder", path=existing)
     # A single shard would already exceed a smaller maximum.
-    needed, size = max((entry.bytes for entry in entries), default=0), options.cache_bytes
+    needed, size = max((entry.bytes for entry in entries), default=0), int(options.cache_size)
     if needed > size:
         hint = "Raise cache_size (--cache-size)."
         reason, expected = "the shard cache is smaller than a shard", f"at least {needed:,}"

@@ -157,7 +157,7 @@ class ShardWriter:
 # --- reading ------------------------------------------------------------------------------------------
 
 
-def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, int]]:
+def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block]]:
     """Read the blocks of a shard in order.
 
     Stricter than ``tarfile``, which takes a broken header for the end of the archive: every byte up to the
@@ -178,7 +178,7 @@ def read_blocks(path: str | AnyPath) -> Iterator[tuple[str, Block, int]]:
 
 def parse_blocks(
     read: Callable[[int], bytes | memoryview], begin: int, path: object, *, is_end: bool = True
-) -> Iterator[tuple[str, Block, int]]:
+) -> Iterator[tuple[str, Block]]:
     """Parse the blocks of a shard, or of a part of it.
 
     Args:
@@ -188,8 +188,7 @@ def parse_blocks(
         is_end: Whether the shard ends with these bytes. Default True. False: a block does.
 
     Yields:
-        (key, block, offset) of each block. The offset is the byte of the shard at which it begins. The arrays
-        are read-only, the policies sparse.
+        (key, block) of each block. The arrays are read-only, the policies sparse.
 
     Raises:
         FormatError: The bytes are truncated or altered; names the shard, and the member or the byte. Blocks
@@ -202,8 +201,8 @@ def parse_blocks(
         new_key, field, dtype, shape = _parse_headers(headers, at, path)
         # A block ends where the key changes, as in WebDataset.
         if block and new_key != key:
-            yield key, block, begin
-            block, begin = {}, at
+            yield key, block
+            block = {}
         key, name, size = new_key, f"{new_key}.{field}.npy", _size_of(dtype, shape)
         if field in block:
             raise broken_shard(_ALTERED, path, name, "the member twice", "once")
@@ -227,7 +226,7 @@ def parse_blocks(
         raise broken_shard(_ALTERED, path, "end of archive", "other bytes", expected)
     # The last block only after the end is checked, so that a truncated shard is not taken for a whole one.
     if block:
-        yield key, block, begin
+        yield key, block
 
 
 def _parse_headers(headers: bytes, at: int, path: object) -> tuple[str, str, str, tuple[int, ...]]:

@@ -9,7 +9,6 @@ import functools
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,8 +21,7 @@ from hexdata.json_models import Count, HexDigest, Model, as_model, read_json
 from hexdata.order import ORDER_VERSION
 from hexdata.schema import SCHEMA_VERSION
 from hexdata.shards.blocks import FieldSpec
-from hexdata.storage import AnyPath, is_address
-from hexdata.store.commands import no_store_error
+from hexdata.storage import AnyPath
 from hexdata.store.files import check_identity
 
 MANIFEST_VERSION: Final = 2
@@ -157,11 +155,3 @@ def broken_shard(reason: str, path: object, record: str, found: object, expected
     """Return the error for a shard that is altered or contains invalid values; ``record`` is the place."""
     code, hint = Reason.BROKEN_SHARD, REPAIR_HINT
     return FormatError(reason, code=code, path=path, record=record, found=found, expected=expected, hint=hint)
-
-
-def missing_manifest_error(path: str | AnyPath) -> StoreError:
-    """Return the error for a missing shard manifest, with what there is instead in a local folder."""
-    if is_address(path):
-        hint = "Give the address of the folder that contains the manifest.json of the shards."
-        return StoreError("no shard manifest", path=path, hint=hint)
-    return no_store_error(Path(str(path)).parent, "a store or a folder of shards")

@@ -77,7 +77,7 @@ class BlockReader:
     Attributes:
         shards: Manifest entries of the shards of the split.
         specs: The fields that are read, by name. Policies are sparse.
-        block_size: Positions per block.
+        manifest: As given.
     """
 
     def __init__(
@@ -89,9 +89,7 @@ class BlockReader:
         self.shards = manifest.splits[split]
         # Sorted, so that blocks have the same order of fields whatever was requested.
         self.specs = {name: manifest.fields[name] for name in sorted(names)}
-        self.block_size = manifest.block_size
-        self._fields = manifest.fields.keys()
-        self._board_size = manifest.board_size
+        self.manifest = manifest
         self._source = source
 
     def find_faults(self) -> Iterator[tuple[ShardEntry, StoreError]]:
@@ -168,14 +166,15 @@ class BlockReader:
 
         is_last = number + 1 == len(entry.blocks)
         blocks = list(parse_blocks(read, begin, address, is_end=is_last))
-        key, block, _ = blocks[0] if blocks else ("", Block(), 0)
-        if block.keys() != self._fields or len(blocks) > 1:
-            found, expected = f"{len(blocks)} with the fields {[*block]}", f"one with {[*self._fields]}"
+        key, block = blocks[0] if blocks else ("", Block())
+        if block.keys() != self.manifest.fields.keys() or len(blocks) > 1:
+            found = f"{len(blocks)} with the fields {[*block]}"
+            expected = f"one with {[*self.manifest.fields]}"
             raise broken_shard(_DIFFERS, address, f"block {key}", found, expected)
         size = check_block(block, address, key, values=self.specs)
         # Only the last block of a shard may be shorter.
-        rows = min(self.block_size, entry.positions - number * self.block_size)
-        sizes, wanted = (len(block["board"]), size), (rows, self._board_size)
+        rows = min(self.manifest.block_size, entry.positions - number * self.manifest.block_size)
+        sizes, wanted = (len(block["board"]), size), (rows, self.manifest.board_size)
         if sizes != wanted:
             raise broken_shard(_DIFFERS, address, f"block {key}, (positions, board size)", sizes, wanted)
         return {name: block[name] for name in self.specs}

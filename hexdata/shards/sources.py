@@ -30,11 +30,11 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from hexdata.checks import check_location
 from hexdata.errors import ConfigError, StoreError, without_secrets
 from hexdata.retry import RetryPolicy
-from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, missing_manifest_error
+from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT
 from hexdata.storage import AnyPath, as_path, storage_of
 from hexdata.storage.address import credentials_error
 from hexdata.store import Store
-from hexdata.store.commands import manifest_kind
+from hexdata.store.commands import manifest_kind, no_store_error
 from hexdata.system import kill_group
 
 _WEB: Final = ("http:", "https:")
@@ -139,12 +139,16 @@ class ShardSource:
             StoreError: Always.
         """
         address, hint = self.address(name), "Check the address and whether the file can be read."
-        fault = StoreError("a file cannot be read", path=address, found=str(error) or repr(error), hint=hint)
-        missing = (FileNotFoundError, NotADirectoryError)
-        if isinstance(error, missing) and name == MANIFEST_NAME:
-            fault = missing_manifest_error(address)
-        elif isinstance(error, missing):
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            found = str(error) or repr(error)
+            fault = StoreError("a file cannot be read", path=address, found=found, hint=hint)
+        elif name != MANIFEST_NAME:
             fault = StoreError("the shard is missing", path=address, hint=REPAIR_HINT)
+        elif isinstance(self.location, Path):
+            fault = no_store_error(self.location, "a store or a folder of shards")
+        else:
+            hint = "Give the address of the folder that contains the manifest.json of the shards."
+            fault = StoreError("no shard manifest", path=address, hint=hint)
         # The cause of an error is shown with it, so it is left out where it may contain a URL with secrets.
         raise fault from (None if self.folder is None else error)
 

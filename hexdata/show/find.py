@@ -358,7 +358,7 @@ def read_shard_position(path: str | AnyPath, number: int) -> Position:
     with translate_errors(as_path(path)):
         if not is_address(path):
             _require_unchanged(as_path(path))
-        for key, block, _ in read_blocks(path):
+        for key, block in read_blocks(path):
             # The shard may be from a stranger, so blocks before the position are checked as well.
             size = check_block(block, path, key)
             row, first = number - first, first + len(block["move"])

@@ -103,7 +103,7 @@ def _check_shard(path: AnyPath, shard: ShardEntry, expected: Iterator[tuple[str,
         writer = ShardWriter(nowhere)
         for _ in shard.blocks:
             # A missing block is reported as one that differs.
-            key, found, _ = next(blocks, ("", Block(), 0))
+            key, found = next(blocks, ("", Block()))
             # Before the comparison, because this error names the invalid value.
             if found:
                 check_block(found, path, key)

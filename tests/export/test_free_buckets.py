@@ -112,6 +112,15 @@ def test_a_damaged_shard_needs_the_shuffle_again(made, copy_store, store_bytes, 
     assert store_bytes(store) == store_bytes(made[2])
 
 
+def test_the_shard_that_needs_a_missing_bucket_is_named(made, copy_store):
+    store = copy_store(made[2])
+    for split in ("train", "test"):
+        (store / "shards" / f"{split}-000000.tar").unlink()
+    message = r"shuffled/test.*missing, and shards/test-000000.tar must be written"
+    with pytest.raises(StoreError, match=message):
+        export_shards(store, FREE)
+
+
 def test_the_same_shuffle_makes_the_buckets_again_and_keeps_the_shards(made, copy_store, store_bytes):
     store = copy_store(made[2])
     plan = plan_shuffle(store, SHUFFLE)

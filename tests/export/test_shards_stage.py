@@ -54,7 +54,7 @@ def rows_of(store, split):
         for cell in given["policy"] or ():
             row[cell["cell"]] = cell["probability"]
     shards = sorted((store / "shards").glob(f"{split}-*.tar"))
-    return rows, *zip(*(triple[:2] for path in shards for triple in read_blocks(path)), strict=True)
+    return rows, *zip(*(pair for path in shards for pair in read_blocks(path)), strict=True)
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])

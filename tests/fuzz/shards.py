@@ -90,7 +90,7 @@ class ShardTarget(Target):
             blocks = list(read_blocks(self.path))
         except FormatError:
             return False
-        ours = {f"{key}.{field}.npy": array for key, block, _ in blocks for field, array in block.items()}
+        ours = {f"{key}.{field}.npy": array for key, block in blocks for field, array in block.items()}
         with tarfile.open(fileobj=io.BytesIO(raw)) as archive:
             # A later member of the same name replaces the one before, for both readers.
             theirs = {member.name: archive.extractfile(member) for member in archive}
@@ -101,7 +101,7 @@ class ShardTarget(Target):
                 require(array.dtype == ours[name].dtype and array.shape == ours[name].shape, "another shape")
                 require(array.tobytes() == ours[name].tobytes(), "other numbers")
         try:
-            for key, block, _ in blocks:
+            for key, block in blocks:
                 check_block(block, "shard", key)
         except FormatError:
             return False

@@ -138,7 +138,7 @@ class Altered:
     def blocks(self, change: Callable[[Blocks], Blocks], *, listed: bool = True) -> None:
         """Change the blocks of one shard, by their keys; in the manifest of the shards too, if ``listed``."""
         path = self.path / "shards" / SHARD
-        blocks = change({int(key): dict(block) for key, block, _ in read_blocks(path)})
+        blocks = change({int(key): dict(block) for key, block in read_blocks(path)})
         with storage_of(path).publish() as file:
             writer = ShardWriter(file)  # type: ignore[arg-type]
             for key, block in blocks.items():

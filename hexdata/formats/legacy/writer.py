@@ -27,6 +27,7 @@ from hexdata.formats.legacy.dialect import escaped_key, unescaped_key
 from hexdata.formats.legacy.examples import ARRAYS, REQUIRED, SEARCH_KEY
 from hexdata.json_models import read_metadata
 from hexdata.policy import SparsePolicies
+from hexdata.schema import binary_matrix
 from hexdata.text import shortened
 
 _GAME_KEYS: Final = ["game_id", "position_in_game", "total_positions", "value_sample_tier", "winner"]
@@ -306,15 +307,13 @@ class _Examples:
             dialect: The dialect.
             keys: Keys of the examples.
         """
-        n, boards, moves = self._size, batch.column("board"), batch.column("move")
-        width = boards.type.byte_width
-        packed = np.frombuffer(boards.buffers()[1], np.uint8, len(batch) * width, boards.offset * width)
+        n, packed, moves = self._size, binary_matrix(batch.column("board")), batch.column("move")
         one_hot = np.flatnonzero(moves.is_valid().to_numpy(zero_copy_only=False))
         # A move becomes a one-hot policy again, as the source had it.
         played = np.eye(n * n, dtype=np.uint8)[moves.drop_null().to_numpy()]
         given, sparse = SparsePolicies.from_arrow(batch.column("policy"), n * n)
         for key, rows, arrays in (
-            ("board", np.arange(len(batch)), unpack_boards(packed.reshape(-1, width), n, np.uint8)),
+            ("board", np.arange(len(batch)), unpack_boards(packed, n, np.uint8)),
             ("policy", one_hot, played),
             (
                 SEARCH_KEY if SEARCH_KEY in keys else "policy",
