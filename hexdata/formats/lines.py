@@ -18,7 +18,7 @@ import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
-from urllib.parse import unquote, unquote_to_bytes
+from urllib.parse import unquote
 
 from hexdata.board import BLUE, MAX_SIZE, PASS, RED, cell_index
 from hexdata.errors import FormatError, Reason
@@ -77,19 +77,30 @@ def first_game_line(head: bytes) -> bytes:
     return next((line for line in lines if line and not is_comment(line)), b"")
 
 
+_JSON: Final = re.compile(rb'\s*(?:\{|\[\s*[\[{"])')
+"""Beginning of JSON. A game within it may have its winner in another line."""
+
+
+def games_of(text: bytes) -> bytes:
+    """Return a text with the game alone in each line that has other text around it, but JSON as it is."""
+    if _JSON.match(text):
+        return text
+    lines = text.decode(errors="surrogateescape").split("\n")
+    return "\n".join(map(without_surroundings, lines)).encode(errors="surrogateescape")
+
+
 _TRMPH: Final = re.compile(
-    rb"^(?:[^#\n{]{0,200}[\s<(\[\"'`*,;:|=>\x80-\xbf])?(?:https?://)?(?:[\w.-]{1,60}\.\w{2,9}/?[^\s#]{0,200})?"
+    rb"^[ \t]{0,9}(?:https?://)?(?:[\w.-]{1,60}\.\w{2,9}/?[^\s#]{0,200})?"
     rb"#[0-9]{1,3},\s?(?:[a-z]{1,2}[0-9]|\s|$)",
     re.MULTILINE | re.IGNORECASE,
 )
-"""Beginning of a line of TRMPH, also after text, a bracket or an address, as people copy it. Any line may
-show the format, as the first ones may be damaged."""
+"""Beginning of a line of TRMPH. Any line may show the format, as the first ones may be damaged."""
 
 
 def has_trmph(head: bytes) -> bool:
     """Return whether a text has a line of TRMPH, or comments only, as in a run that has just begun."""
     is_blank = bool(head) and not first_game_line(head)
-    return b"\0" not in head and (is_blank or _TRMPH.search(unquote_to_bytes(head)) is not None)
+    return b"\0" not in head and (is_blank or _TRMPH.search(head) is not None)
 
 
 class LineReader(GameReader):
@@ -217,8 +228,10 @@ def _is_hexworld(head: bytes, name: str) -> bool:
     # TRMPH whose first "#" is damaged looks like a link without its beginning.
     if ".trmph" in name and b"hexworld.org" not in head and has_trmph(head):
         return False
+    first = first_game_line(head)
+    game = games_of(first)
     # Latin-1 has a character for every byte, so that a damaged line can be compared, too.
-    link = without_surroundings(first_game_line(head).decode("latin-1")).lower()
+    link = (game if b"hexworld.org" in game.lower() else first).decode("latin-1").lower()
     return ".hexworld" in name or (b"\0" not in head and _LINK_START.match(link) is not None)
 
 

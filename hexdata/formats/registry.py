@@ -6,8 +6,8 @@ A package adds a format with an entry point of the group ``hexdata.formats`` who
     [project.entry-points."hexdata.formats"]
     mygame = "mypackage.reader:FORMAT"
 
-Entry points are loaded only if a file or a name matches no built-in format. Files select a format but never
-name code to run: only installed packages add readers.
+Entry points are loaded only if a file or a name matches no built-in format, or does so only by games among
+other text. Files select a format but never name code to run: only installed packages add readers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ ENTRY_POINT_GROUP: Final = "hexdata.formats"
 """Entry point group in which other packages publish their formats."""
 _TEXTS: Final = (
     sgf.FORMAT,
+    playhex.FORMAT,  # before the formats of lines, as its names and links may contain any text
     lines.HEXWORLD,  # before TRMPH, as which its links without options could be read
     trmph.FORMAT,
-    playhex.FORMAT,
     lines.MOVES,
 )
 # KataHex before the arrays of any program, lists before all other pickles.
@@ -155,6 +155,11 @@ def open_source(
     head = head.removeprefix(codecs.BOM_UTF8)
     usable = (each for each in source_formats() if each.appendable or part is None)
     found = next((e for e in usable if (e.name == format if format else _matches(e, head, path.name))), None)
+    if found is None and not format and not _is_binary(head):
+        # Games among other text, such as a table, which the format of another package may know better.
+        games = lines.games_of(head)
+        usable = (each for each in _TEXTS if each.appendable or part is None)
+        found = next((each for each in usable if _matches(each, games, path.name)), None)
     if not head and (format or found is None):
         empty = trmph.TrmphReader(path, salvage=salvage, part=part)  # as a file of comments only: no records
         empty.content = content

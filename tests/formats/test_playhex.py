@@ -12,10 +12,16 @@ GAME = {"boardsize": 11, "moves": "a10 swap-pieces d4 f7", "winner": "red", "out
 CHAIN = {"boardsize": 3, "moves": "a1 c1 a2 c2 a3", "winner": "red", "outcome": "path"}
 
 
-@pytest.mark.parametrize("content", [GAME, [GAME], [GAME | {"moves": ["A10", "swap-pieces", "D4", "F7"]}]])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
-def test_a_game_of_playhex_has_its_swap_and_winner(read_text, content, encoding):
-    _, rows, rejected = read_text(json.dumps(content).encode(encoding), "playhex.json")
+@pytest.mark.parametrize(
+    "content",
+    [
+        [GAME | {"moves": ["A10", "swap-pieces", "D4", "F7"]}],
+        *([GAME | {"notes": "#11,a1b2"}], GAME | {"link": "https://hexworld.org/board/#11,a1b2"}),
+    ],
+)
+@pytest.mark.parametrize(("encoding", "indent"), [("utf-8", None), ("utf-8-sig", 1), ("utf-16", 1)])
+def test_a_game_of_playhex_has_its_swap_and_winner(read_text, content, encoding, indent):
+    _, rows, rejected = read_text(json.dumps(content, indent=indent).encode(encoding), "playhex.json")
     assert not rejected
     # The stone a10 of red becomes one of blue at j1, and red, who is blue in hexdata, moves next.
     assert [row["move"] for row in rows] == [9, 3 * 11 + 3, 6 * 11 + 5, None]

@@ -24,7 +24,7 @@ from hexdata.formats.checked import CheckedReader
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits
 from hexdata.formats.trmph import TrmphReader
 from hexdata.schema import raw_schema
-from tests.kit.sources import read_source
+from tests.kit.sources import read_source, save_source
 
 LIMITS = GunzipLimits(decompressed_bytes=1 << 25, ratio=100, ratio_floor=1 << 16)
 LINES = b"".join(b"%d\n" % (n * n) for n in range(20_000))
@@ -160,6 +160,20 @@ def test_a_format_of_another_package_opens_its_files(install, tmp_path):
     assert [each.reason for each in rejected] == ["trmph-syntax"]
     assert formats.is_known_name("a.XY")
     assert known_patterns() == (*registry.PATTERNS, "*.xy")
+
+
+@pytest.mark.parametrize(
+    "text", ['[\n {\n  "game": "#5,a1b2"\n }\n]\n', 'game,won\n"#5,a1b2",b\n', '{"game": "#5c1,a1b2:rb"}\n']
+)
+def test_a_text_with_games_among_others_is_read_by_the_package_that_knows_it(install, tmp_path, text):
+    install(xy=SourceFormat("xy", ("*.xy",), lambda head, name: name.endswith(".xy"), open_xy))
+    paths = [save_source(tmp_path / name, text) for name in ("a.xy", "a.txt")]
+    assert read_source(paths[0]).reader.format == "xy"
+    if text.startswith("game"):
+        assert read_source(paths[1]).reader.format == "trmph"
+    else:  # JSON is no TRMPH
+        with pytest.raises(FormatError):
+            open_source(paths[1])
 
 
 def test_built_in_formats_are_found_first_and_load_no_entry_point(install, tmp_path):
