@@ -42,10 +42,11 @@ _COPIED: Final = re.compile(
     r"(?:[^#]{0,200}[\s" + _MARKS + r",;:|=\ufeff\u200b])?"
     r"(?:(?i:https?)://)?(?P<address>(?:[\w-]{1,60}\.){1,9}\w{2,9}[^\s#]{0,200})?"
     r"#(?P<game>[0-9][^#" + _MARKS + r"|]*+)[" + _MARKS + r".,;|]*+"
-    r"(?:(?:(?<=[,;|])|[ \t]{1,9})(?P<winner>[A-Za-z]{1,5}|[12]))?+\s{0,9}+"
+    r"(?:(?:(?<=[,;|])|[ \t]{1,9})(?P<word>[A-Za-z]{1,5})|(?<![,;|])[ ]{1,9}(?P<number>[12]))?+\s{0,9}+"
     r"(?P<comment>(?:(?<=\s)#(?:[ \t][^\r]*)?)?)"
 )
-"""A line with text or brackets around its game. The text before it contains neither ``#`` nor a game.
+"""A line with text or brackets around its game. The text before it contains neither ``#`` nor a game. A word
+after it may be the winner; a number only after a space, as it is a column of a table otherwise.
 Repetitions are bounded or possessive, so that a hostile line is not searched for long."""
 
 
@@ -60,7 +61,7 @@ def without_surroundings(text: str) -> str:
         return text
     address = f"https://{found['address']}" if found["address"] else ""
     game = found["game"].rstrip(" \t.,;")
-    return f"{address}#{game} {found['winner'] or ''} {found['comment']}".rstrip(" ")
+    return f"{address}#{game} {found['word'] or found['number'] or ''} {found['comment']}".rstrip(" ")
 
 
 def is_comment(line: bytes) -> bool:

@@ -119,13 +119,15 @@ def _as_copied(text: str) -> str | None:
 
     There may be text around the game, cells in upper case, blanks, commas or numbers between the moves, and
     the winner as a word: White is the second player, as red is. TRMPH states no kind of swap, so a line with
-    one is no game.
+    one is no game. A number after a comma may be anything, so it is no winner.
     """
     game = _COPIED.fullmatch(without_surroundings(text))
     if game is None:
         return None
     moves = "".join(re.findall("[a-z]{1,2}[0-9]{1,2}(?![.)])", game["moves"].lower()))
     winner = (game["winner"] or "").lower()
+    if winner in ("1", "2") and game["moves"].rstrip().endswith((",", ";")):
+        return None  # a column of numbers
     return f"{game['head']},{moves} {_WINNERS.get(winner, winner)} {game['comment']}"
 
 

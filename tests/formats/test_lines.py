@@ -45,7 +45,7 @@ def test_a_game_yields_all_positions(read_text):
                 *("1. https://trmph.com/hex/board#11,a2b4d4f7 b", "3,ann,#11,a2b4d4f7 b"),
                 *("[a](http://www.trmph.com/hex/board#11,a2b4d4f7) b  # Ann", "\ufeff#11,a2b4d4f7 b"),
                 *("https://trmph.com/hex/board%2311%2Ca2b4d4f7 b.", '"#11,a2b4d4f7",b'),
-                "| 3 | #11,a2b4d4f7 b |",
+                *("| 3 | #11,a2b4d4f7 b |", "<https://trmph.com/hex/board#11,a2b4d4f7> 1", "#11,A2B4D4F7 1"),
             )
         ),
         *(
@@ -115,7 +115,8 @@ BAD = {
     "a.trmph": {
         "": "#11,a2b4d4f7 b",
         "trmph-syntax": "nonsense|#5 b|#11,a2b4d4f7 1.0|#11,a2b4d4f7 b r|#11,a2swapd4f7 b|##11,a2 b|x#11,a2 b"
-        "|#11,a1 b #11,a2 b|11,a1 b #11,a2 b|#11,a12.b3 b|#11,a2b4b|#11,a2 b4 3 b",
+        "|#11,a1 b #11,a2 b|11,a1 b #11,a2 b|#11,a12.b3 b|#11,a2b4b|#11,a2 b4 3 b"
+        '|"#11,a2b4",1|7;#11,a2b4;1|"#11,a2b4", 2|#11,a2b4,1|#11,a2, b4, 1',  # columns of numbers
         "trmph-cell": "#11,a1l1 b",
         "repeated-move": "#11,a1b2a1 r",
         "board-size": "#4,a1b2 b|#99,a1 b",
