@@ -29,6 +29,8 @@ from hexdata.formats.source import SourceFormat
 
 _MAX_LINE: Final = 1 << 16
 """Maximum length of a line in bytes. The longest game, 1,024 moves, takes 5 kB; a comment may follow it."""
+_MOVE: Final = re.compile(r"(?:([0-9]{1,3})[.)]\s*)?([a-z]{1,2}[0-9]{1,2})")
+"""A move of a list, and its number, if it has one."""
 _COMMENT: Final = re.compile(
     rb"#(?![ \t]*[0-9]*,[a-z]{1,2}[0-9])(?:[ \t][^\r]*|(?:" + FACT_NAMES + rb")[ \t]*[:=][^\r]*|)",
     re.IGNORECASE,
@@ -62,6 +64,21 @@ def without_surroundings(text: str) -> str:
     address = f"https://{found['address']}" if found["address"] else ""
     game = found["game"].rstrip(" \t.,;")
     return f"{address}#{game} {found['word'] or found['number'] or ''} {found['comment']}".rstrip(" ")
+
+
+def listed_moves(text: str) -> list[str]:
+    """Return the cells of a list of moves in lower case, some of which may be numbered.
+
+    Raises:
+        FormatError: "trmph-syntax", if the numbers count neither the moves nor pairs of moves from 1: where a
+            move is missing, the moves after it are of the wrong players.
+    """
+    moves = _MOVE.findall(text)
+    numbers = [(ply, int(number)) for ply, (number, _) in enumerate(moves) if number]
+    if not any(all(number == ply // each + 1 for ply, number in numbers) for each in (1, 2)):
+        found, expected = repr(text[:60]), "1. a2 2. b4 3. d4, or 1. a2 b4 2. d4"
+        raise FormatError("moves with wrong numbers", Reason.TRMPH_SYNTAX, found, expected)
+    return [cell for _, cell in moves]
 
 
 def is_comment(line: bytes) -> bool:
@@ -247,7 +264,6 @@ _LISTED: Final = r"(?:(?:[0-9]{1,3}[.)]\s*)?[a-z]{1,2}[1-9][0-9]?(?:[\s,;]+|(?=[
 """A move of a list, which may have a number, and what separates it from the next one: blanks, commas,
 semicolons, or nothing."""
 _MOVES: Final = re.compile(_LISTED + "+")
-_MOVE: Final = re.compile("[a-z]{1,2}[0-9]{1,2}")
 
 
 class MovesReader(LineReader):
@@ -265,7 +281,7 @@ class MovesReader(LineReader):
         text = text.strip().lower()
         if _MOVES.fullmatch(text) is None:
             raise FormatError("not a list of moves", Reason.TRMPH_SYNTAX, repr(text[:60]), "a2 b4 d4")
-        moves = _MOVE.findall(text)
+        moves = listed_moves(text)
         # The largest board has all cells; row and column of a name do not depend on the size.
         size = max(1 + max(divmod(cell_index(move, MAX_SIZE), MAX_SIZE)) for move in moves)
         game.begin(size)

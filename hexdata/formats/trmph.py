@@ -27,7 +27,7 @@ from hexdata.board import TrmphLine, check_no_repeats, format_moves, parse_moves
 from hexdata.errors import FormatError, Reason
 from hexdata.formats.games import GameRecord
 from hexdata.formats.gunzip import GunzipFile, GunzipLimits, read_lines
-from hexdata.formats.lines import LineReader, has_trmph, is_comment, without_surroundings
+from hexdata.formats.lines import LineReader, has_trmph, is_comment, listed_moves, without_surroundings
 from hexdata.formats.source import FileReader, RawBatch, SourceFormat
 from hexdata.policy import SparsePolicies
 from hexdata.storage import AnyPath, storage_of
@@ -120,11 +120,14 @@ def _as_copied(text: str) -> str | None:
     There may be text around the game, cells in upper case, blanks, commas or numbers between the moves, and
     the winner as a word: White is the second player, as red is. TRMPH states no kind of swap, so a line with
     one is no game. A number after a comma may be anything, so it is no winner.
+
+    Raises:
+        FormatError: "trmph-syntax", if moves have wrong numbers.
     """
     game = _COPIED.fullmatch(without_surroundings(text))
     if game is None:
         return None
-    moves = "".join(re.findall("[a-z]{1,2}[0-9]{1,2}(?![.)])", game["moves"].lower()))
+    moves = "".join(listed_moves(game["moves"].lower()))
     winner = (game["winner"] or "").lower()
     if winner in ("1", "2") and game["moves"].rstrip().endswith((",", ";")):
         return None  # a column of numbers

@@ -72,7 +72,10 @@ def test_a_game_yields_all_positions(read_text):
         (f"32x32nr3c1,{LARGE[:200]},{LARGE[200:]}", f"#32,{LARGE}", ("a.hexworld",)),
         *(
             (line, "#3,a1c1a2c2a3 b", ("a.txt",))
-            for line in ("A1,C1,A2,C2,A3", "a1c1a2c2a3", "a1; c1; a2; c2; a3", "1. a1 c1 2.a2 c2 3) a3")
+            for line in (
+                *("A1,C1,A2,C2,A3", "a1c1a2c2a3", "a1; c1; a2; c2; a3"),
+                *("1. a1 c1 2.a2 c2 3) a3", "1.a1,c1 3.a2;4.c2 a3"),
+            )
         ),
     ],
     ids=lambda value: value[:60] if isinstance(value, str) else "",
@@ -116,7 +119,8 @@ BAD = {
         "": "#11,a2b4d4f7 b",
         "trmph-syntax": "nonsense|#5 b|#11,a2b4d4f7 1.0|#11,a2b4d4f7 b r|#11,a2swapd4f7 b|##11,a2 b|x#11,a2 b"
         "|#11,a1 b #11,a2 b|11,a1 b #11,a2 b|#11,a12.b3 b|#11,a2b4b|#11,a2 b4 3 b"
-        '|"#11,a2b4",1|7;#11,a2b4;1|"#11,a2b4", 2|#11,a2b4,1|#11,a2, b4, 1',  # columns of numbers
+        '|"#11,a2b4",1|7;#11,a2b4;1|"#11,a2b4", 2|#11,a2b4,1|#11,a2, b4, 1'  # columns of numbers
+        "|#11,1. a2 3. b4 b|#11,9. a2 b4 b|#11,1. a2 b4 2. d4 4. f7 b",
         "trmph-cell": "#11,a1l1 b",
         "repeated-move": "#11,a1b2a1 r",
         "board-size": "#4,a1b2 b|#99,a1 b",
@@ -138,7 +142,7 @@ BAD = {
     "a.moves": {
         "": "a1c1a2c2a3",
         "no-winner": "a2 b4 d4 f7",
-        "trmph-syntax": "a1 b9x",
+        "trmph-syntax": "a1 b9x|1. a1 3. c1 4. a2 5. c2 6. a3|1. a1 c1 2. a2 3. c2 a3|2. a1 c1 a2 c2 a3",
         "repeated-move": "a1 c3 a1",
     },
 }
