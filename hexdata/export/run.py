@@ -13,7 +13,7 @@ from hexdata.engine import Engine
 from hexdata.errors import StoreError
 from hexdata.pool import WorkerOptions
 from hexdata.progress import Progress
-from hexdata.shards.manifest import ShardEntry
+from hexdata.shards.manifest import MANIFEST_VERSION, ShardEntry
 from hexdata.storage import AnyPath, client_memory
 from hexdata.storage.errors import VERIFY_HINT
 from hexdata.store import STAGES, Store
@@ -87,6 +87,8 @@ class ExportRun:
         # The identity of an export: its input, and the options that determine its bytes.
         self._plan = {name: getattr(self.options, name) for name in RECORDED_OPTIONS[stage]}
         self._plan["of"] = self.store.input_digest(stage)
+        if stage == "export":
+            self._plan["version"] = MANIFEST_VERSION
         # The same export is repaired in place. Another one is written beside
         # the present files, unless they may go first.
         if self._plan.items() <= self.store.manifest.stages.get(stage, {}).items():

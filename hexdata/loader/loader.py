@@ -128,8 +128,7 @@ class Loader(EpochLoader):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which counts alone, without the open epoch."""
-        # It is opened again from the seed where it is needed. In stream mode it
-        # holds states of digests, which cannot be pickled.
+        # It is opened again from the seed where it is needed.
         own = {"_digest": copy.deepcopy(self._digest), "_skipped": copy.deepcopy(self._skipped)}
         return {**self.__dict__, **own, "_opened": None}
 
@@ -342,7 +341,7 @@ class Loader(EpochLoader):
     def _skip(self, shard: str, rows: range, fault: HexdataError) -> None:
         """Count skipped rows of a shard, and issue a warning for the first of them."""
         if shard not in self._skipped:
-            warnings.warn(f"skipped a shard: {fault}", stacklevel=2)
+            warnings.warn(f"skipped positions: {fault}", stacklevel=2)
         self._skipped.setdefault(shard, set()).add(rows)
 
 

@@ -182,8 +182,9 @@ class LoaderOptions(SplitOptions, RankedOptions):
             ranks. "pad" fills the batches with repeated positions; every batch then contains ``padding``,
             bool (B,), True for repeated positions. "drop" omits the global batch. "auto" is "short" on one
             rank and "pad" on several, so that all ranks have full batches.
-        on_error: "skip" leaves out shards that are missing, truncated or altered; each gives a warning and an
-            entry in ``skipped``. Requires shards. "raise" raises an error.
+        on_error: "skip" leaves out shards that are missing, truncated or altered (in stream mode, their
+            windows with damaged blocks); each gives a warning and an entry in ``skipped``. Requires shards.
+            "raise" raises an error.
         streams: (P, Q) of stream mode: each global batch has P parts, and consecutive steps cycle through Q
             streams per part, so an epoch is read as P · Q streams. The number of ranks must divide P, and the
             number of workers Q.

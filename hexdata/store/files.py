@@ -121,7 +121,7 @@ def check_identity(
         digest: Returns the digest of a manifest without ``digest``.
         versions: The versions that this release reads, by key.
         what: Name of the manifest in errors.
-        hint: Advice about a damaged manifest.
+        hint: Advice about a manifest that cannot be read.
 
     Raises:
         StoreError: A version or the digest differs.
@@ -129,7 +129,7 @@ def check_identity(
     for name, known in versions.items():
         if (version := content.get(name)) is not known:  # True would equal 1
             reason, found = f"{what} has another {name}", shortened(repr(version))
-            other = "Use the hexdata release that wrote it, or convert the sources again with this one."
+            other = f"{hint} The hexdata release that wrote it can read it."
             raise StoreError(reason, path=path, found=found, expected=known, hint=other)
     stated, expected = content.pop("digest", None), digest(content)
     if stated != expected:

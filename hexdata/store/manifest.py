@@ -92,6 +92,10 @@ class _ExportStage(Model, frozen=True):
     splits: dict[_Split, Count]
     shards: dict[_Split, Count]
     digest: HexDigest
+    version: Count = 1
+    """Of the shard manifest. An export with another version than this release writes is made again."""
+    layout: Literal["blocks", "samples"] | None = None
+    """Only of version 1."""
 
 
 class _PicklesStage(Model, frozen=True):

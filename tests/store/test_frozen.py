@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hexdata import Loader, verify_store
+from hexdata import ExportOptions, Loader, export_shards, verify_store
+from hexdata.errors import StoreError
 from hexdata.report import write_report
 from hexdata.sql import run_query
 from hexdata.verify import check_round_trip
@@ -26,7 +27,17 @@ N = 5
 
 @pytest.fixture
 def dicts(tmp_path):
-    return Path(shutil.copytree(FROZEN / "v2_dicts", tmp_path / "v2_dicts"))
+    return copied("v2_dicts", tmp_path)
+
+
+def copied(name, tmp_path):
+    """Return a copy of a folder. Its shards, of version 1, are refused, and so written again."""
+    folder = Path(shutil.copytree(FROZEN / name, tmp_path / name))
+    with pytest.raises(StoreError, match="another version; found 1"):
+        Loader(folder / "store", mode="exact")
+    assert [check.name for check in verify_store(folder / "store").checks if not check.ok] == ["shards"]
+    assert not export_shards(folder / "store", ExportOptions(shard_size=64, block_size=32)).already_done
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +61,7 @@ def rows_of(store, text):
 
 @pytest.mark.parametrize("name", ["v2_dicts", "v2_trmph"])
 def test_a_store_and_its_exports_equal_the_sources(name, tmp_path):
-    folder = Path(shutil.copytree(FROZEN / name, tmp_path / name))
+    folder = copied(name, tmp_path)
     result = verify_store(folder / "store")
     assert [check.name for check in result.checks if not check.ok] == []
     assert result.skipped == []
