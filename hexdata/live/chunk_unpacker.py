@@ -93,7 +93,8 @@ class ChunkUnpacker(Transform):
             ValueError: The arrays have other shapes.
         """
         shapes = [state[name].shape for name in self.kept]
-        if shapes != [(self.pool_size,), (self.pool_size,), (self.pool_size, *shapes[2][1:2])]:
+        lengths = [shape[0] for shape in shapes if shape]
+        if [*map(len, shapes)] != [1, 1, 2] or lengths != [self.pool_size] * 3:
             raise ValueError(f"arrays of shapes {shapes}")
         super().load_state(state)
 

@@ -311,7 +311,9 @@ def parts_of(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 def forged(value: Any) -> list[Any]:
     """Return other values of the same and of another type."""
     if isinstance(value, np.ndarray):
-        return [value[:-1], value[None], ~value if value.dtype.kind in "bu" else value.astype(np.float64)]
+        flat = value.reshape(-1)[: len(value)]
+        other = ~value if value.dtype.kind in "bu" else value.astype(np.float64)
+        return [value[:-1], value[None], flat, other]
     return [-1, "x\0"] if isinstance(value, int) else [3, value * 2 if isinstance(value, list) else None]
 
 
