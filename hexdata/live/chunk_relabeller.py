@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import ConfigError, FormatError, InputError
+from hexdata.errors import ConfigError, InputError
 from hexdata.live.chunk import Chunk, GameBatch
 from hexdata.live.chunk_unpacker import unpack_chunks
 from hexdata.live.stage import Transform, find_object
@@ -87,7 +87,7 @@ class ChunkRelabeller(Transform):
             return chunk
         try:
             block = _with_targets(block, targets)
-        except (FormatError, IndexError, TypeError, ValueError) as error:
+        except (IndexError, TypeError, ValueError) as error:
             raise InputError("the new targets of a game are invalid", found=str(error), **game) from error
         self.count("relabelled")
         # As a block: a game stored as moves has one value, and its moves are its policies.
@@ -99,7 +99,7 @@ def _with_targets(block: Block, targets: object) -> Block:
 
     Raises:
         TypeError: These are no targets.
-        ValueError, FormatError: A target has another shape, or is no distribution or value.
+        ValueError: A target has another shape, or is no distribution or value.
     """
     if not isinstance(targets, Targets):
         raise TypeError(f"{targets!r:.80} instead of Targets or None")

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.errors import ConfigError, StoreError
+from hexdata.errors import ConfigError, FormatError, StoreError
 from hexdata.json_models import Model, as_model
 from hexdata.live.chunk import BoardSize, Chunk, ChunkSource, GameBatch, KnownFile
 from hexdata.schema import is_target
@@ -146,7 +146,7 @@ def read_stage(saved: StageState, kept: Mapping[str, Any], kind: str | None) -> 
         kind: What the stage produces.
 
     Raises:
-        FormatError, ValueError: A value is not of its type, or not valid.
+        ValueError: A value is not of its type, or not valid.
     """
     model = msgspec.defstruct("State", [*kept.items()], bases=(Model,), frozen=True)
     state = msgspec.structs.asdict(as_type(saved.state, model))
@@ -172,12 +172,15 @@ def check_rows(block: Block) -> int:
     """Check that an array dict is a block of a live pipeline, with dense policies; return the board size.
 
     Raises:
-        FormatError: A field has another dtype or shape, or an invalid value.
-        ValueError: The fields of the policies are invalid, or there are fields of results of a search.
+        ValueError: A field is missing or unknown, has another dtype or shape, or an invalid value.
     """
     rows = {name: block[name] for name in row_fields(block)}
-    # A reservoir may contain a position twice.
-    size = check_block(rows, NAME, "positions", rows.keys() - {"position_id"})
+    try:
+        # A reservoir may contain a position twice.
+        size = check_block(rows, NAME, "block", rows.keys() - {"position_id"})
+    except FormatError as error:  # which names the file of a shard
+        place = str(error.record).removeprefix("block.").replace(".npy", "")
+        raise ValueError(f"{place}: {error.found} instead of {error.expected}") from None
     others = [name for name in rows if is_target(name) and name != "policy_weight"]
     if others or block.keys() - rows.keys() not in (set(), {*POLICY_FIELDS}):
         raise ValueError(f"a block with the fields {', '.join(sorted(block))}")
@@ -196,7 +199,7 @@ def _check_chunk(chunk: Chunk) -> int:
     """Check that a game is stored as moves or as a block, and return its board size.
 
     Raises:
-        FormatError, ValueError: It is not valid.
+        ValueError: It is not valid.
     """
     size, moves, block = chunk.board_size, chunk.moves, chunk.block
     if moves is not None:
