@@ -87,7 +87,7 @@ class ChunkRelabeller(Transform):
             return chunk
         try:
             block = _with_targets(block, targets)
-        except (IndexError, TypeError, ValueError) as error:
+        except Exception as error:  # what the function returned may fail in any way when it is converted
             raise InputError("the new targets of a game are invalid", found=str(error), **game) from error
         self.count("relabelled")
         # As a block: a game stored as moves has one value, and its moves are its policies.
@@ -98,7 +98,7 @@ def _with_targets(block: Block, targets: object) -> Block:
     """Return a block with new targets; policies that are not replaced are kept.
 
     Raises:
-        TypeError: These are no targets.
+        TypeError: These are no targets, or others than numbers.
         ValueError: A target has another shape, or is no distribution or value.
     """
     if not isinstance(targets, Targets):
@@ -108,7 +108,8 @@ def _with_targets(block: Block, targets: object) -> Block:
         new["value"] = _as_floats(targets.value)
     if targets.policy is not None:
         policies = _as_floats(targets.policy)
-        rows = np.arange(len(block["value"])) if targets.rows is None else np.asarray(targets.rows, np.int64)
+        positions = len(block["value"])
+        rows = np.arange(positions) if targets.rows is None else _as_rows(targets.rows, positions)
         if not np.allclose(policies.sum(axis=1, dtype=np.float64), 1, rtol=0, atol=_SUM_TOLERANCE):
             raise ValueError("policies whose sums are not 1")
         # The function may replace policies of some positions only; the others keep theirs.
@@ -121,6 +122,16 @@ def _with_targets(block: Block, targets: object) -> Block:
             new |= {"policy": policies[order], "policy_row": rows[order].astype(np.uint32)}
     check_rows(new)
     return new
+
+
+def _as_rows(values: npt.ArrayLike, positions: int) -> npt.NDArray[np.int64]:
+    """Return indices of positions; none may be negative."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":  # an empty list has the dtype float64
+        raise TypeError(f"rows of {array.dtype} instead of integers")
+    if ((array < 0) | (array >= positions)).any():
+        raise ValueError(f"rows from {array.min()} to {array.max()} instead of 0 to {positions - 1}")
+    return array.astype(np.int64)
 
 
 def _as_floats(values: Any) -> npt.NDArray[np.float32]:

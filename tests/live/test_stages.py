@@ -251,7 +251,8 @@ DENSE = np.full((6, CELLS), 1 / CELLS)
         *(Targets(value=np.full(6, each)) for each in (np.nan, 1e300, 1.01, -0.01)),
         *(Targets(policy=each) for each in (DENSE[:, 1:], DENSE[:2], DENSE * 2, np.full((6, CELLS), np.inf))),
         Targets(policy=np.where(np.arange(CELLS) < 2, [2, -1] + [0] * 23, 0.0) + DENSE * 0),
-        *(Targets(policy=DENSE[:2], rows=rows) for rows in ([0, 1, 2], [1, 1], [0, 6], [-1, 0])),
+        *(Targets(policy=DENSE[:2], rows=rows) for rows in ([0, 1, 2], [1, 1], [0, 6], [-1, 0], [0.9, 2])),
+        *(Targets(policy=DENSE[:2], rows=rows) for rows in ([True, False], ["2", "3"], [1 << 70, 1])),
     ],
 )
 def test_an_error_about_invalid_targets_names_the_game(targets: Any) -> None:
