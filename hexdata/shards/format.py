@@ -43,9 +43,11 @@ _END_BYTES: Final = 2 * tarfile.BLOCKSIZE
 """Minimum number of zero bytes at the end of an archive."""
 _ALTERED: Final = "the shard is truncated or altered"
 _MAX_BYTES: Final = 1 << 30
-"""Maximum size of one block in bytes. A sparse file can claim any size."""
+"""Maximum size of the arrays of one block in bytes. A sparse file can claim any size."""
 _MAX_MEMBERS: Final = 64
 """Maximum number of members of one block."""
+MAX_BLOCK_BYTES: Final = _MAX_BYTES + (1 << 17)
+"""More bytes than a block takes with its headers and the end of the archive."""
 
 
 # --- headers ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from hexdata.schema import is_target
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import POLICY_FIELDS, SPARSE_FIELDS, Block, block_fields
 from hexdata.shards.cache import AnySource
-from hexdata.shards.format import parse_blocks
+from hexdata.shards.format import MAX_BLOCK_BYTES, parse_blocks
 from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry, ShardManifest, broken_shard
 from hexdata.shards.sources import ShardSource
 
@@ -132,6 +132,10 @@ class BlockReader:
         ):
             for number in range(first, stop):
                 at, size = starts[number], starts[number + 1] - starts[number]
+                # Before it is read: a source may send any number of bytes.
+                if size > MAX_BLOCK_BYTES:
+                    found, expected = f"{size:,} bytes", f"at most {MAX_BLOCK_BYTES:,}"
+                    raise broken_shard(_DIFFERS, address, f"block {number}", found, expected)
                 data = stream.read(size)
                 if len(data) < size:
                     stream.finish()  # raises a more precise error if the source failed

@@ -6,6 +6,7 @@ import tarfile
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from hexdata.errors import FormatError, StoreError
 from hexdata.shards.blocks import block_to_policy
@@ -50,6 +51,16 @@ def test_a_missing_or_truncated_shard_is_found_without_reading_it(make_shards):
     for shard, fault in ((0, "missing"), (2, "truncated")):
         with pytest.raises(StoreError, match=rf"train-00000{shard}\.tar: the shard is {fault}"):
             next(reader.read(shard))
+
+
+def test_a_block_that_claims_more_bytes_than_any_has_is_refused_before_it_is_read(make_shards):
+    """The manifest of a stranger, whose source may send bytes without end."""
+    reader = reader_of(make_shards(train=16), piped=True)
+    reader.shards = [replace(reader.shards[0], bytes=1 << 42)]
+    blocks = reader.read(0)
+    next(blocks)
+    with pytest.raises(FormatError, match=r"000000\.tar: block 1: .* found 4,398,0"):
+        next(blocks)
 
 
 def rename_member(data, name, new_name):
