@@ -443,6 +443,8 @@ def _is_temporary(error: BaseException) -> bool:
     if isinstance(error, ValueError | InvalidURL | _TooSlowError | FileNotFoundError):
         return False
     if isinstance(error, HTTPError):
+        if error.code == HTTPStatus.NOT_IMPLEMENTED:  # as some servers answer a Range header
+            return False
         return error.code in (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS) or error.code >= 500
     # An HTTPException itself is one of this module: what the server sends is not what was requested.
     return isinstance(error, OSError | HTTPException) and type(error) is not HTTPException

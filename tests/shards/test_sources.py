@@ -29,7 +29,7 @@ class FileServer(ThreadingHTTPServer):
     """Serves one folder, with faults on request.
 
     Attributes:
-        ranges: Whether Range headers are supported: True, False (ignored), or None (refused).
+        ranges: Whether Range headers are supported: True, False (ignored), or the status that refuses them.
         lengths: Whether responses have a Content-Length.
         statuses: Statuses of the next responses, instead of a file.
         cuts: Number of bytes after which each of the next responses breaks off.
@@ -51,8 +51,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.send_error(self.server.statuses.pop(0))
         if not path.is_file():
             return self.send_error(404)
-        if header and self.server.ranges is None:
-            return self.send_error(400)
+        if header and self.server.ranges > 1:
+            return self.send_error(self.server.ranges)
         data = path.read_bytes()
         part = re.fullmatch(r"bytes=(\d+)-(\d*)", header or "") if self.server.ranges else None
         if part:
@@ -144,9 +144,9 @@ PARTS = {
 """Parts of the file, and the header that requests each."""
 
 
-@pytest.mark.parametrize("kind", ["folder", "http", "http without ranges", "http, refused", "pipe", "s3"])
+@pytest.mark.parametrize("kind", ["folder", "http", "no ranges", "http 400", "http 501", "pipe", "s3"])
 def test_every_source_returns_the_requested_bytes(folder, server, kind, request):
-    server.ranges = None if kind == "http, refused" else kind == "http"
+    server.ranges = {"http 400": 400, "http 501": 501}.get(kind, kind == "http")
     locations = {"folder": folder, "pipe": f"pipe:cat {folder}/{{name}}"}
     if kind == "s3":
         bucket, store = (request.getfixturevalue(name) for name in ("bucket", "object_store"))
