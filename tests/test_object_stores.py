@@ -139,7 +139,7 @@ class SharedWork(Engine):
 @pytest.mark.parametrize(
     ("engine", "most"),
     [
-        (LOCAL, {"convert": 48, "shuffle": 43, "export": 46, "verify": 166}),
+        (LOCAL, {"convert": 48, "shuffle": 43, "export": 46, "verify": 142}),
         (SharedWork(), {"convert": 139, "shuffle": 59, "export": 56}),  # verify needs no engine
     ],
     ids=["local", "shared"],

@@ -6,12 +6,11 @@
 
 from hexdata.quality.figures import BucketFigures, Figure, Quality
 from hexdata.quality.input_order import InputOrder, measure_input_order
-from hexdata.quality.measure import MAX_GAME_SHARE, measure_quality
+from hexdata.quality.measure import measure_quality
 from hexdata.quality.theory import DEVIATIONS
 
 __all__ = [
     "DEVIATIONS",
-    "MAX_GAME_SHARE",
     "BucketFigures",
     "Figure",
     "InputOrder",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from hexdata.quality.theory import DEVIATIONS, Moments
 
@@ -142,9 +142,9 @@ class Quality:
     sampled_before: int
     buckets: int
     reference: str
-    figures: list[Figure] = field(default_factory=list)
-    lags: list[Figure] = field(default_factory=list)
-    by_bucket: list[BucketFigures] = field(default_factory=list)
+    figures: list[Figure]
+    lags: list[Figure]
+    by_bucket: list[BucketFigures]
 
     @property
     def ok(self) -> bool:

@@ -9,7 +9,7 @@ segment that is compared with a random order of itself; otherwise, the whole spl
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,18 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.order import Permutation, derive_key
+from hexdata.quality import theory
 from hexdata.quality.figures import BucketFigures, Figure, Quality, judge
-from hexdata.quality.theory import (
-    Moments,
-    Slots,
-    batch_slots,
-    lag_slots,
-    moments,
-    possible_share,
-    product_kernel,
-    same_game_kernel,
-    total,
-)
+from hexdata.quality.theory import Moments, Slots, possible_share
 from hexdata.retry import on_disk
 from hexdata.schema import SPLITS
 from hexdata.storage import AnyPath, translate_errors
@@ -237,14 +228,10 @@ def _count(con: DuckDBPyConnection, group: str, least: float, condition: str = "
 
 def _sizes(con: DuckDBPyConnection) -> dict[int, int]:
     """Return the number of games of the view ``shuffled`` by their number of rows."""
-    games = "SELECT game_id, count(*) AS rows FROM shuffled GROUP BY game_id"
-    sizes = Counter[int]()
-    for is_known, rows, count in con.sql(
-        f"SELECT game_id IS NOT NULL AS is_known, rows, count(*) FROM ({games}) GROUP BY ALL"
-    ).fetchall():
-        # Each row without a game counts as one game.
-        sizes[rows if is_known else 1] += count if is_known else rows
-    return sizes
+    games = "SELECT game_id, count(*) AS n FROM shuffled GROUP BY game_id"
+    # Each row without a game counts as one game.
+    size, number = "if(game_id IS NULL, 1, n) AS rows", "sum(if(game_id IS NULL, n, 1))::BIGINT"
+    return dict(con.sql(f"SELECT {size}, {number} FROM ({games}) GROUP BY rows ORDER BY rows").fetchall())
 
 
 def _count_pieces(con: DuckDBPyConnection, store: Store, train: _Split) -> list[_Counts]:
@@ -386,7 +373,7 @@ def _figures_of_pairs(
     for size in _BATCHES:
         pairs = math.comb(min(size, whole.rows), 2)
         figure = Figure(f"batch-{size}", f"same-game pairs in a batch of {size}", "count")
-        figure = compare(figure, partial(batch_slots, size=size), pairs)
+        figure = compare(figure, partial(theory.batch_slots, size=size), pairs)
         if whole_games and figure.after and whole.pairs:
             times = figure.after / pairs * whole.rows * (whole.rows - 1) / whole.pairs
             note = f"whole games per bucket: {times:.3g} times the pairs of a uniform order"
@@ -395,10 +382,10 @@ def _figures_of_pairs(
     neighbours, products = list[Figure](), list[Figure]()
     for lag in range(1, _LAGS + 1):
         figure = Figure(f"neighbours-{lag}", f"neighbours of the same game, lag {lag}", "share")
-        neighbours.append(compare(figure, partial(lag_slots, lag=lag)))
+        neighbours.append(compare(figure, partial(theory.lag_slots, lag=lag)))
     for lag in _VALUE_LAGS if whole.second else ():
         figure = Figure(f"value-{lag}", f"autocorrelation of the value, lag {lag}", "value")
-        products.append(compare(figure, partial(lag_slots, lag=lag)))
+        products.append(compare(figure, partial(theory.lag_slots, lag=lag)))
     return batches, neighbours, products
 
 
@@ -428,11 +415,11 @@ def _compare(
         return figure
     chance = []
     for slots, counts in parts:
-        kernel = same_game_kernel(counts.rows, counts.pairs, counts.triples)
+        kernel = theory.same_game_kernel(counts.rows, counts.pairs, counts.triples)
         if is_product:
-            kernel = product_kernel(counts.rows, counts.second, counts.third, counts.fourth)
-        chance.append(moments(slots, kernel))
-    return judge(figure, after.found[figure.name], total(chance), scale / pairs)
+            kernel = theory.product_kernel(counts.rows, counts.second, counts.third, counts.fourth)
+        chance.append(theory.moments(slots, kernel))
+    return judge(figure, after.found[figure.name], theory.total(chance), scale / pairs)
 
 
 def _worst(name: str, among: str, figures: list[Figure]) -> Figure:

@@ -322,17 +322,9 @@ def _compare_positions(expected: Iterator[pa.RecordBatch], found: Iterator[pa.Re
 
 def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield positions in tables of ``BATCH_ROWS`` rows, with the columns that are compared."""
-
-    def compared(batch: pa.RecordBatch) -> pa.RecordBatch:
-        # Two readers may number the texts of their dictionaries differently.
-        origin = batch.schema.get_field_index("origin")
-        texts = batch.column(origin).cast(pa.string())
-        return batch.set_column(origin, "origin", texts).select(["record", *_COMPARED])
-
     # The readers cut their batches at different rows, since one file lacks the rejected records.
-    cut = (compared(batch) for batch in batches if batch.num_rows)
-    first = next(cut, None)
-    if first is not None:
+    cut = (batch.select(["record", *_COMPARED]) for batch in batches if batch.num_rows)
+    if (first := next(cut, None)) is not None:
         yield from regroup(chain([first], cut), first.schema, BATCH_ROWS)
 
 
@@ -340,8 +332,10 @@ _POLICY_BITS: Final = pa.list_(pa.struct([("cell", pa.uint16()), ("probability",
 
 
 def _bits(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column with floats as integers of the same bits, so that -0.0 differs from 0.0."""
+    """Return a column with floats as integers of the same bits, so that -0.0 differs from 0.0, and texts."""
     array = column.combine_chunks()
+    if pa.types.is_dictionary(array.type):  # two readers may number the texts differently
+        return array.cast(pa.string())
     bits = {pa.float64(): pa.int64(), POLICY_TYPE: _POLICY_BITS}.get(array.type)
     return array if bits is None else array.view(bits)
 

@@ -134,18 +134,15 @@ def _expected_blocks(
     """Yield the key and the members of each block that the shards must contain."""
     targets = store.manifest.targets_of("shuffled")
     schema = positions_schema(manifest.board_size, targets)
-    rows = _sorted_rows(store, options) if store.manifest.removed_buckets else _bucket_rows(store, schema)
+    rows: Iterator[tuple[str, pa.RecordBatch | pa.Table]] = (
+        (split, batch) for split in SPLITS for batch in read_rows(store.rows(f"shuffled/{split}"), schema)
+    )
+    if store.manifest.removed_buckets:
+        rows = _sorted_rows(store, options)
     for _, parts in groupby(rows, key=itemgetter(0)):
         tables = regroup(map(itemgetter(1), parts), schema, manifest.block_size)
         for number, table in enumerate(tables):
             yield f"{number:06d}", columns_to_block(table, with_policy, targets)
-
-
-def _bucket_rows(store: Store, schema: pa.Schema) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the split and the rows of all buckets, in order."""
-    for split in SPLITS:
-        for batch in read_rows(store.rows(f"shuffled/{split}"), schema):
-            yield split, batch
 
 
 def _sorted_rows(store: Store, options: VerifyOptions) -> Iterator[tuple[str, pa.Table]]:

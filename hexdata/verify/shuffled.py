@@ -68,7 +68,11 @@ def check_rows(store: Store, limits: dict[str, Any]) -> str:
         if removed:
             found = {name: (facts.rows, *expected.get(name, _NO_ROWS)[1:]) for name, facts in removed.items()}
         else:
-            found |= _digests(con, _buckets_sql(store, columns))
+            for split, name in enumerate(SPLITS):
+                if files := store.files(f"shuffled/{name}"):
+                    number = "regexp_extract(filename, '(\\d+)\\.parquet$', 1)::UINTEGER AS bucket"
+                    rows = f"FROM {read_parquet_sql(files, row_location=True)}"
+                    found |= _digests(con, f"SELECT {split} AS split, {number}, policy, {values} {rows}")
     for name in sorted(expected.keys() | found.keys()):
         if found.get(name) != expected.get(name):
             rows = f"{found.get(name, _NO_ROWS)[0]:,} rows, changed or from other buckets"
@@ -116,20 +120,13 @@ def _digest_sql(columns: pa.Schema) -> str:
     return f"hash({', '.join(hashed)}, len(policy), [signbit(i.probability) FOR i IN policy]) AS digest"
 
 
-def _buckets_sql(store: Store, columns: pa.Schema) -> str:
-    """Return a query for the split, bucket, policy and digest of each row of the buckets."""
-    return " UNION ALL ".join(
-        f"""SELECT {SPLITS.index(split)} AS split,
-            regexp_extract(filename, 'bucket-(\\d+)\\.parquet$', 1)::UINTEGER AS bucket,
-            policy, {_digest_sql(columns)}
-            FROM {read_parquet_sql(files, row_location=True)}"""
-        for split in SPLITS
-        if (files := store.files(f"shuffled/{split}"))
-    )
-
-
 def _digests(con: DuckDBPyConnection, query: str) -> dict[str, _Digest]:
-    """Return the digest of each bucket with rows by its name, from a query as of :func:`_buckets_sql`."""
+    """Return the digest of each bucket with rows by its name.
+
+    Args:
+        con: The session.
+        query: A query for the split (its index in ``SPLITS``), bucket, policy and digest of each row.
+    """
     # A row that occurs twice has no effect on the xor, but on the sum, so both are compared.
     rows = con.sql(f"""
         SELECT split, bucket, count(*), sum(digest::HUGEINT), bit_xor(digest), count(policy)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from hexdata.cards import CARDS
-from hexdata.errors import StoreError, VerifyError
+from hexdata.errors import HexdataError, StoreError, VerifyError
 from hexdata.schema import END_REASONS, SPLITS, SWAPS, positions_schema, table_schema
 from hexdata.shards.block_check import find_bad_position
 from hexdata.storage import storage_of
@@ -138,17 +138,18 @@ _RULE: Final = re.compile(r"^-- ([^|\n]+) \| (\w+) \| (\w+) \| (.+)\n((?s:.+?);)
 """Check, table, kind of the record, what is expected, and the query."""
 
 
-def check_rules(store: Store, limits: dict[str, Any], check: str) -> str:
-    """Check that no row breaks a rule of one check of ``rules.sql``; return the detail of the check.
+def find_broken_rules(
+    store: Store, limits: dict[str, Any], checks: tuple[str, ...] = RULED
+) -> dict[str, HexdataError]:
+    """Return the checks of ``rules.sql`` that fail, each with the error of the first row that breaks a rule.
 
     Args:
         store: The store to check.
         limits: Memory and threads of the DuckDB session.
-        check: One of ``RULED``.
+        checks: The checks to run. Default: all.
 
-    Raises:
-        VerifyError: A row breaks a rule; the error names the first one.
-        StoreError: A table cannot be read.
+    Returns:
+        The errors by check. That of a check whose tables cannot be read is a StoreError.
     """
     counts, convert = store.manifest.counts, store.manifest.stages.get("convert", {})
     names = {"splits": SPLITS, "end_reasons": END_REASONS, "swaps": SWAPS}
@@ -163,34 +164,44 @@ def check_rules(store: Store, limits: dict[str, Any], check: str) -> str:
         "held_out": convert.get("test", 0.0) + convert.get("val", 0.0),
     }
     text = (resources.files("hexdata.verify") / "rules.sql").read_text(encoding="utf-8")
-    with duckdb_session(**limits, store=store.path) as con:
-        _create_tables(store, con)
-        # The statistics of a file may be as wrong as its values, and DuckDB would not look at these.
-        con.execute("SET disabled_optimizers = 'statistics_propagation'")
-        for of_check, table, kind, expected, query in _RULE.findall(text):
-            # One range of games after another, where the query has a range.
-            ranges = range(0, counts["games"], _RANGE) if "$first" in query else [0]
-            for first in ranges if of_check == check else ():
-                values |= {"first": first, "last": first + _RANGE - 1}
-                bad = Template(query.rstrip(";")).substitute(values)
-                for number, found in con.sql(f"SELECT * FROM ({bad}) ORDER BY ALL LIMIT 1").fetchall():
-                    expects = Template(expected).substitute(values)
-                    record, path = f"{kind} {number}", store.path / table
-                    raise VerifyError(
-                        _INVALID, path=path, record=record, found=found, expected=expects, hint=_HINT
-                    )
-    return "no row breaks a rule"
+    broken: dict[str, HexdataError] = {}
+    try:
+        with duckdb_session(**limits, store=store.path) as con:
+            _create_tables(store, con)
+            # The statistics of a file may be as wrong as its values, and DuckDB would not look at these.
+            con.execute("SET disabled_optimizers = 'statistics_propagation'")
+            for check, table, kind, expected, query in _RULE.findall(text):
+                # One range of games after another, where the query has a range.
+                ranges = range(0, counts["games"], _RANGE) if "$first" in query else [0]
+                for first in ranges if check in checks else ():
+                    values |= {"first": first, "last": first + _RANGE - 1}
+                    bad = Template(query.rstrip(";")).substitute(values)
+                    for number, found in con.sql(f"SELECT * FROM ({bad}) ORDER BY ALL LIMIT 1").fetchall():
+                        expects = Template(expected).substitute(values)
+                        record, path = f"{kind} {number}", store.path / table
+                        bad_row = VerifyError(
+                            _INVALID, path=path, record=record, found=found, expected=expects, hint=_HINT
+                        )
+                        broken.setdefault(check, bad_row)
+    except StoreError as error:
+        if len(checks) == 1:
+            return broken or {checks[0]: error}
+        # A broken page ends the session; the checks of other tables still run.
+        for check in checks:
+            broken |= find_broken_rules(store, limits, (check,))
+    return broken
 
 
 def _create_tables(store: Store, con: DuckDBPyConnection) -> None:
     """Create the tables that the rules read: those of the store, with the location of each row, and files."""
-    rows = []
+    rows = list[dict[str, Any]]()
     for table in STAGES["convert"]:
         files, first_row = store.manifest.files_in(table), 0
         for path, facts in files.items():
             # Of part-000012.parquet, and of part-000012-1.parquet, which is part 12 with more columns.
             part = int(re.split("[-.]", path)[1])
-            rows.append((table, path.rpartition("/")[2], part, first_row, facts.rows))
+            place = {"folder": table, "file": path.rpartition("/")[2], "part": part}
+            rows.append({**place, "first_row": first_row, "rows": facts.rows})
             first_row += facts.rows
         if files:
             found = read_parquet_sql(store.files(table), row_location=True)
@@ -201,11 +212,7 @@ def _create_tables(store: Store, con: DuckDBPyConnection) -> None:
             schema = table_schema(table, store.manifest.board_size, store.manifest.targets)
             more = [("folder", pa.string()), ("file", pa.string()), ("file_row_number", pa.int64())]
             con.register(table, pa.schema([*schema, *pa.schema(more)]).empty_table())
-    con.execute(
-        "CREATE TABLE files (folder VARCHAR, file VARCHAR, part BIGINT, first_row BIGINT, rows BIGINT)"
-    )
-    for row in rows:
-        con.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?)", row)
+    con.register("files", pa.Table.from_pylist(rows))
 
 
 def check_position_values(store: Store) -> str:
