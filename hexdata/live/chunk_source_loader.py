@@ -90,7 +90,6 @@ class ChunkSourceLoader(Transform):
         if item == SCANNED:
             return [SCANNED]
         known = self.coordinator.files.setdefault(item, KnownFile())
-        reason: str | None
         try:
             is_new = not known.games
             source = self.read(item, known)
@@ -98,7 +97,7 @@ class ChunkSourceLoader(Transform):
             code, reason = error.code, error.detail()
         except OSError as error:
             is_gone = isinstance(error, FileNotFoundError)
-            code, reason = Reason.GONE if is_gone else Reason.UNREADABLE, error.strerror
+            code, reason = Reason.GONE if is_gone else Reason.UNREADABLE, str(error.strerror)
             # Deliver it again if it is still found: its drive may have been missing for a moment.
             known.delivered = None
         else:
@@ -170,13 +169,12 @@ class ChunkSourceLoader(Transform):
                     fault = f"the file has at least {records:,} records"
                     reason = f"{fault}, and max_positions is {self.max_positions:,}"
                     raise FormatError(reason, code=Reason.TOO_LARGE)
-            board_size, kind, header = reader.board_size, reader.format, reader.header
         if sizes and not raw:
             raise FormatError("the boards have other sizes", code=Reason.BOARD_SIZE, found=sorted(sizes))
         chunks, ungrouped = list[Chunk](), 0
-        if raw and board_size:
+        if raw:
             default = None if self.value_convention == "auto" else cast("Convention", self.value_convention)
-            chunks, ungrouped = extract_games(name, raw, board_size, kind, header, default)
+            chunks, ungrouped = extract_games(name, raw, reader, default)
         for reason, amount in rejected.items():
             self.count("rejected", amount)
             self.count(f"rejected.{reason}", amount)
@@ -188,7 +186,7 @@ class ChunkSourceLoader(Transform):
             raise FormatError("the file contains no game", code=code, found=found)
         self.coordinator.require_size(chunks[0].board_size)
         # Only texts grow line by line.
-        return chunks, records, not is_legacy_format(kind)
+        return chunks, records, not is_legacy_format(reader.format)
 
     def _select(self, new: list[Chunk]) -> list[Chunk]:
         """Return the games that belong to the split and rank."""

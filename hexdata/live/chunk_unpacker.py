@@ -135,9 +135,8 @@ class ChunkUnpacker(Transform):
         self._owner[rows] = numbers + 1
         used = np.unpackbits(self._used[rows], axis=1, count=length).view(np.bool_)
         # Two rounds, since number + count would be the same for game 1 in draw 2 and game 2 in draw 1.
-        draw_keys = sort_key(
-            sort_key(numbers, self._keys["game"]) + self._draw_counts[rows], self._keys["use"]
-        )
+        game_keys = sort_key(numbers, self._keys["game"])
+        draw_keys = sort_key(game_keys + self._draw_counts[rows], self._keys["use"])
         count = np.minimum(eligible.sum(axis=1), most)
         plies = np.arange(length, dtype=np.uint64)
         # The ply in the lowest bits makes keys distinct, so that exactly ``count`` of them are selected.
@@ -164,10 +163,9 @@ class ChunkUnpacker(Transform):
         if self.final_positions:
             return eligible
         for row, chunk in enumerate(chunks):
-            if chunk.moves is not None:
-                eligible[row, len(chunk.moves)] = False
+            if chunk.block is None:
+                eligible[row, chunk.positions - 1] = False
                 continue
-            assert chunk.block is not None
             final = chunk.block["move"] == NO_MOVE
             # A search may give a policy for a position that has no move.
             final[chunk.block.get("policy_row", [])] = False

@@ -62,10 +62,3 @@ class ChunkValidator(Transform):
         self.count("left_out", len(item) - len(kept))
         self.count("passed", len(kept))
         return (tuple(kept),) if kept else ()
-
-    def wait_reason(self) -> str | None:
-        """Return that no game has passed, and for which reasons."""
-        if self.counts.get("passed") or not self.counts.get("left_out"):
-            return None
-        reasons = sorted(name.partition(".")[2] for name in list(self.counts) if "." in name)
-        return f"{self.name} leaves out every game that is drawn, because of {', '.join(reasons)}"

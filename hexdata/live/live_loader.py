@@ -16,13 +16,7 @@ from typing import Any, Final, NoReturn, Self
 from hexdata.batch import Batch, BoardForm, FinalPolicy
 from hexdata.checks import check_count, check_location, check_same_options, check_versions
 from hexdata.errors import ConfigError, HexdataError
-from hexdata.live.options import (
-    BATCH_OPTIONS,
-    SHARED_OPTIONS,
-    LiveOptions,
-    load_live_config,
-    make_pipeline,
-)
+from hexdata.live.options import BATCH_OPTIONS, SHARED_OPTIONS, LiveOptions, load_live_config, make_pipeline
 from hexdata.live.stage import check_number
 from hexdata.order import ORDER_VERSION
 from hexdata.storage import local_path

@@ -199,7 +199,7 @@ def _parse(content: dict[str, Any], allow_code: bool) -> LiveOptions:
     if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
         raise ConfigError(f"stages must be a list of names, not {kinds!r}")
     # A listed class of the user may have the name of a stage of hexdata, and takes its section.
-    kind_of = dict(zip(STAGES, STAGES, strict=True)) | {kind.rpartition(":")[2]: kind for kind in kinds}
+    kind_of = {kind.rpartition(":")[2]: kind for kind in (*STAGES, *kinds)}
     check_keys(content, [*SHARED_OPTIONS, "stages", "batch", *kind_of])
     sections = {name: content.get(name, {}) for name in ("batch", *kind_of)}
     for name, section in sections.items():

@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final, Self
 
@@ -96,12 +97,10 @@ class Pipeline:
         while self.coordinator.warnings:
             warnings.warn(self.coordinator.warnings.popleft(), stacklevel=_TRAINER)
         last = self.stages[-1].sink
-        try:
+        with suppress(Stopped):
             return self.coordinator.wait_for(last.pop, timeout, last.changed, is_stage=False)
-        except Stopped:
-            pass
         if self.coordinator.error is not None:
-            raise self.coordinator.error  # raised outside the except block, to keep its own cause
+            raise self.coordinator.error
         raise StopIteration
 
     def state(self) -> dict[str, Any]:

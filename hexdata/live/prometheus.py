@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final
 
 from hexdata.errors import ConfigError
 from hexdata.extras import installed_by
@@ -19,11 +18,9 @@ with installed_by("live", "the Prometheus endpoint"):
     from prometheus_client.core import Metric, UnknownMetricFamily
     from prometheus_client.registry import Collector
 
-LOOPBACK: Final = "127.0.0.1"
-
 
 @contextmanager
-def serve_metrics(metrics: Callable[[], MetricsByStage], port: int, host: str = LOOPBACK) -> Iterator[int]:
+def serve_metrics(metrics: Callable[[], MetricsByStage], port: int, host: str = "127.0.0.1") -> Iterator[int]:
     """Serve the metrics of a pipeline at ``http://host:port/metrics`` during a ``with`` block.
 
     There is no password: anyone who can reach the port can read the metrics.

@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from hexdata.text import printable
 _LOG = logging.getLogger(__name__)
 
 Int64Array = npt.NDArray[np.int64]
+_PROGRESS: Final = ("lower", "draws", "passes", "undrawn")
+"""Attributes of a ``StreamShuffler`` that a state contains."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -154,13 +156,10 @@ class ShufflingChunkPool(Stage):
             return
         with self._lock:
             self._newest_file = source.name
-            lower, upper = self._shuffler.lower, self._shuffler.upper
-            self._chunks += [
-                replace(chunk, number=upper + index) for index, chunk in enumerate(source.chunks)
-            ]
-            upper += len(source.chunks)
-            self._shuffler.extend(upper)
-            self._cut(max(lower, upper - self.pool_size))
+            numbered = enumerate(source.chunks, self._shuffler.upper)
+            self._chunks += [replace(chunk, number=number) for number, chunk in numbered]
+            self._shuffler.extend(len(source.chunks))
+            self._cut(max(self._shuffler.lower, self._shuffler.upper - self.pool_size))
 
     def _cut(self, lower: int) -> None:
         """Move the start of the window up to a number."""
@@ -171,8 +170,8 @@ class ShufflingChunkPool(Stage):
         """Return the progress of the draws, and what identifies the games in the window."""
         # Not the games themselves, which would make the state as large as the pool.
         games = [chunk and (chunk.source, chunk.index, chunk.game_hash) for chunk in self._chunks]
-        names = {"scanned": self._is_scanned, "newest": self._newest_file}
-        return {**self._shuffler.state(), **names, "games": games}
+        names = {"scanned": self._is_scanned, "newest": self._newest_file, "games": games}
+        return {name: getattr(self._shuffler, name) for name in _PROGRESS} | names
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state and read the files of its window again.
@@ -184,7 +183,7 @@ class ShufflingChunkPool(Stage):
         undrawn, games = state["undrawn"], state["games"]
         if undrawn.shape != (len(games),) or not (undrawn.any() or not games):
             raise ValueError(f"{undrawn.shape} draws of {len(games)} games")
-        self._shuffler.load_state(state)
+        self._shuffler = StreamShuffler(self.seed, **{name: state[name] for name in _PROGRESS})
         self._is_scanned, self._newest_file = state["scanned"], state["newest"]
         self._chunks = [None] * len(games)
         games_of: dict[str, list[tuple[int, int, bytes]]] = {}
@@ -211,14 +210,14 @@ class ShufflingChunkPool(Stage):
     def metrics(self) -> dict[str, float]:
         """Return the metrics that the class describes."""
         with self._lock:
-            chunks, lower, upper = self._chunks[:], self._shuffler.lower, self._shuffler.upper
-            draws, passes = self._shuffler.draws, self._shuffler.passes
+            chunks, shuffler = self._chunks[:], self._shuffler
+            counts = {"entered": shuffler.upper, "evicted": shuffler.lower}
+            counts |= {"draws": shuffler.draws, "passes": shuffler.passes}
             allowed = {} if self.reuse is None else {"allowed_draws": self._allowed_draws()}
         # Outside the lock, since a large pool takes milliseconds.
         sources = [chunk.source for chunk in chunks if chunk is not None]
-        found = {"chunks": len(sources), "sources": len({*sources}), "entered": upper, "evicted": lower}
-        found |= {"draws": draws, "passes": passes}
-        return {**super().metrics(), **found, "uses": draws / max(upper, 1), **allowed}
+        found = {"chunks": len(sources), "sources": len({*sources}), **counts}
+        return {**super().metrics(), **found, "uses": found["draws"] / max(found["entered"], 1), **allowed}
 
     def notes(self) -> dict[str, Any]:
         """Return the ``newest`` file received, and the last ``missing`` files: (name, reason)."""
@@ -231,15 +230,15 @@ class ShufflingChunkPool(Stage):
         if 0 < found["chunks"] < self.min_chunks and not found["draws"]:
             return f"the pool has {found['chunks']:,} games and waits for min_chunks = {self.min_chunks:,}"
         if found["chunks"] and found.get("allowed_draws") == 0:
-            return (
-                f"each game was drawn {found['uses']:.2f} times (reuse = {self.reuse:g}); new ones are needed"
-            )
+            reason = f"each game was drawn {found['uses']:.2f} times (reuse = {self.reuse:g})"
+            return f"{reason}; new ones are needed"
         return None
 
 
 # --- draws from a range of numbers whose ends move ---------------------------------------------------------
 
 
+@dataclass(eq=False)
 class StreamShuffler:
     """Draws numbers of [``lower``, ``upper``) without repetition within a pass.
 
@@ -258,28 +257,31 @@ class StreamShuffler:
         lower: Start of the range.
         draws: Numbers drawn so far.
         passes: Completed passes.
+        undrawn: Numbers of the range that the current pass has not drawn, bool (upper - lower,).
     """
 
-    def __init__(self, seed: int) -> None:
-        self._key = derive_key(check_seed(seed), "live", "draws")
-        self.lower = 0
-        self.draws = 0
-        self.passes = 0
-        self._undrawn: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+    seed: int
+    lower: int = 0
+    draws: int = 0
+    passes: int = 0
+    undrawn: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+
+    def __post_init__(self) -> None:
+        self._key = derive_key(check_seed(self.seed), "live", "draws")
 
     @property
     def upper(self) -> int:
         """End of the range, exclusive."""
-        return self.lower + len(self._undrawn)
+        return self.lower + len(self.undrawn)
 
-    def extend(self, upper: int) -> None:
-        """Move the end of the range up to ``upper`` (exclusive); the new numbers join the current pass."""
-        self._undrawn = np.append(self._undrawn, np.ones(upper - self.upper, np.bool_))
+    def extend(self, count: int) -> None:
+        """Move the end of the range up by ``count`` numbers, which join the current pass."""
+        self.undrawn = np.append(self.undrawn, np.ones(count, np.bool_))
 
     def cut(self, lower: int) -> None:
         """Move the start of the range up to ``lower``; the numbers below are not drawn again."""
         # A view would keep the memory of all numbers below.
-        self._undrawn = self._undrawn[lower - self.lower :].copy()
+        self.undrawn = self.undrawn[lower - self.lower :].copy()
         self.lower = lower
         self._end_pass()
 
@@ -288,31 +290,21 @@ class StreamShuffler:
 
         All numbers of a call are from one pass. The result is empty only if the range is, or ``count`` is 0.
         """
-        left = np.flatnonzero(self._undrawn)
+        left = np.flatnonzero(self.undrawn)
         count = min(count, len(left))
         # By the number of the draw, so that a state needs no generator.
         draws = uniform_draw(np.arange(self.draws, self.draws + count), self._key)
         self.draws += count
         indices = left[_distinct_indices(len(left), draws)]
-        self._undrawn[indices] = False
+        self.undrawn[indices] = False
         if count:
             self._end_pass()
         return indices + self.lower
 
     def _end_pass(self) -> None:
-        if len(self._undrawn) and not self._undrawn.any():
+        if len(self.undrawn) and not self.undrawn.any():
             self.passes += 1
-            self._undrawn[:] = True
-
-    def state(self) -> dict[str, Any]:
-        """Return the state to continue from."""
-        numbers = {"lower": self.lower, "draws": self.draws, "passes": self.passes}
-        return {**numbers, "undrawn": self._undrawn}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a state of a shuffler with the same seed."""
-        self.lower, self.draws, self.passes = state["lower"], state["draws"], state["passes"]
-        self._undrawn = state["undrawn"]
+            self.undrawn[:] = True
 
 
 def _distinct_indices(size: int, draws: npt.NDArray[np.float64]) -> Int64Array:

@@ -119,7 +119,6 @@ class ShufflingFrameSampler(Transform):
         Raises:
             ValueError: There are too many rows.
         """
-        self._fields, self._filled = {}, 0
         if state["rows"]:
             self._append(state["rows"])
         self._swapped, self._drained = state["swapped"], state["drained"]

@@ -5,16 +5,16 @@ The whole file is held in memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from hexdata.board import BLUE
 from hexdata.errors import FormatError, Reason
-from hexdata.formats import GAME_FORMATS
+from hexdata.formats import GAME_FORMATS, SourceReader
 from hexdata.formats.legacy.dialect import with_policy_weights
 from hexdata.games.convention import Convention, convert_values, decide, layout_convention, votes_text
 from hexdata.games.find import find_games, grouping_of, is_mixed, with_game_columns
@@ -34,12 +34,7 @@ from hexdata.shards.blocks import columns_to_block, members_to_block, slice_rows
 
 
 def extract_games(
-    name: str,
-    batches: Sequence[pa.RecordBatch],
-    board_size: int,
-    kind: str,
-    header: Mapping[str, object],
-    default: Convention | None,
+    name: str, batches: Sequence[pa.RecordBatch], reader: SourceReader, default: Convention | None
 ) -> tuple[list[Chunk], int]:
     """Return the games of a file, of all splits in file order, and the number of positions of no known game.
 
@@ -48,16 +43,16 @@ def extract_games(
 
     Args:
         name: Name of the file.
-        batches: All positions of the file, ``raw_schema(board_size)``, in record order; not empty.
-        board_size: Board size n.
-        kind: Format of the file.
-        header: Header of the reader.
+        batches: All positions of the file, in record order; not empty.
+        reader: Reader of the file, which has returned them.
         default: Value convention of a legacy file where nothing else determines it.
 
     Raises:
         FormatError: "value-sense": the values do not show whether 0 or 1 means that
             blue won; "shuffled-without-ids": the positions are mixed and have no ids.
     """
+    kind, header, board_size = reader.format, reader.header, reader.board_size
+    assert board_size is not None  # since there are positions
     is_legacy, mixed = is_legacy_format(kind), is_mixed(kind, header)
     if is_legacy:
         batches = [with_policy_weights(batch) for batch in batches]
@@ -146,14 +141,13 @@ def _make_chunks(
     codes = flag_lists(flags_of(games["findings"].to_numpy(), convention)).to_pylist()
     moves, tiers = block["move"].copy(), block["value_sample_tier"].copy()
     for number, (start, stop) in enumerate(pairwise(bounds.tolist())):
-        content: dict[str, Any]
+        chunk = Chunk(board_size, name, number, hashes[number], flags=tuple(codes[number]))
         if as_moves[number]:
-            own = tiers[start:stop]
-            content = {"moves": moves[start : stop - 1], "value": float(value[start])}
-            content |= {"tiers": own if (own != NO_TIER).any() else None}
+            played, own = moves[start : stop - 1], tiers[start:stop]
+            known = own if (own != NO_TIER).any() else None
+            chunk = replace(chunk, moves=played, value=float(value[start]), tiers=known)
         else:  # a copy, so that the game does not keep the arrays of the whole file
             rows = slice_rows(block, start, stop)
-            content = {"block": {each: array.copy() for each, array in rows.items()}}
-        flags = tuple(codes[number])
-        chunks.append(Chunk(board_size, name, number, hashes[number], flags=flags, **content))
+            chunk = replace(chunk, block={each: array.copy() for each, array in rows.items()})
+        chunks.append(chunk)
     return chunks

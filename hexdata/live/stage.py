@@ -276,8 +276,12 @@ class Stage(ABC):
         return {}
 
     def wait_reason(self) -> str | None:
-        """Return why the stage emits nothing and what changes it, as text; None if nothing shows a reason."""
-        return None
+        """Return why the stage emits nothing and what changes it, as text; None if nothing shows a reason.
+
+        By default, the counts of a stage that has emitted nothing yet.
+        """
+        counted = ", ".join(f"{name} {amount:,}" for name, amount in sorted(self.counts.items()))
+        return f"{self.name} has emitted nothing: {counted}" if counted and not self.sink.accepted else None
 
     def count(self, name: str, amount: int = 1) -> None:
         """Add to one of the ``counts``. Any thread may call this."""

@@ -187,9 +187,8 @@ def check_rows(block: Block) -> int:
     if "policy" in block:
         policy, row = block["policy"], block["policy_row"]
         fits = policy.dtype == np.float32 and policy.shape == (row.size, size * size) and row.size > 0
-        fits = (
-            fits and row.dtype == np.uint32 and row.ndim == 1 and policy.min() >= 0 and policy.max() < np.inf
-        )
+        fits = fits and row.dtype == np.uint32 and row.ndim == 1
+        fits = fits and policy.min() >= 0 and policy.max() < np.inf
         if not fits or find_bad_row("policy_row", row, size, len(rows["move"])) is not None:
             raise ValueError(f"policies of shape {policy.shape} and their rows")
     return size
