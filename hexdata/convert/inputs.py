@@ -146,14 +146,11 @@ def _find_sidecars(sources: list[Source]) -> None:
         if folder not in folders:
             with translate_errors(folder):
                 folders[folder] = set(filter(is_sidecar, storage_of(folder).names()))
-        is_trmph = source.path.name.lower().endswith((".trmph", ".trmph.gz"))
-        # A text with the name of no format may be TRMPH, too.
-        if folders[folder] and (is_trmph or not is_known_name(source.path.name)):
-            names = sidecar_names(source.path.name)
+        if folders[folder] and (names := sidecar_names(source.path.name)):
             beside = next((name for name in names if name in folders[folder]), None)
             if beside is not None:
                 source.beside = folder / beside
-            elif is_trmph:
+            elif source.path.name.lower().endswith((".trmph", ".trmph.gz")):
                 detail = f"{names[0]} is missing, and the folder contains sidecars"
                 source.facts = SpoolFacts.failed(Reason.SIDECAR_MISSING, detail)
 

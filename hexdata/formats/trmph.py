@@ -161,6 +161,8 @@ def write_trmph(
 # Sidecars
 
 SIDECAR_SUFFIXES: Final = (".provenance.jsonl", ".provenance.jsonl.gz")
+_NO_TEXTS: Final = (".pkl", ".pkl.gz", ".pickle", ".pickle.gz", ".npz", ".examples")
+"""Endings of the names of positions, which have no sidecar. A text with any other name may be TRMPH."""
 _LIMITS: Final = GunzipLimits(decompressed_bytes=1 << 40, ratio=1000, ratio_floor=4 << 20)
 _MAX_LINE: Final = 8 << 20
 """Maximum length of a line in bytes. Policies of the longest game on a board of size 32 take 3 MB."""
@@ -190,8 +192,14 @@ def is_sidecar(name: str) -> bool:
 
 
 def sidecar_names(name: str) -> list[str]:
-    """Return the possible names of the sidecar of a file, such as X.provenance.jsonl for X.trmph.gz."""
-    plain = name[:-3] if name.lower().endswith(".gz") else name
+    """Return the possible names of the sidecar of a file, such as X.provenance.jsonl for X.trmph.gz.
+
+    There are none for the name of a pickle or another file that is no text.
+    """
+    lower = name.lower()
+    if lower.endswith(_NO_TEXTS):
+        return []
+    plain = name[:-3] if lower.endswith(".gz") else name
     stem = plain.rpartition(".")[0] or plain  # of a name; a PurePath takes ten times as long
     return [stem + suffix for suffix in SIDECAR_SUFFIXES]
 

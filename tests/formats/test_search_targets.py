@@ -393,6 +393,16 @@ def test_a_refused_source_is_known_with_its_sidecar(tmp_path: Path) -> None:
     assert [(result.ok, result.checked) for result in results] == [(False, False), (True, True)]
 
 
+@pytest.mark.parametrize("suffix", [".moves", ".sgf", ".txt"])
+def test_any_text_may_have_a_sidecar_but_no_pickle(tmp_path: Path, suffix: str) -> None:
+    folder, path = tmp_path / "in", write(tmp_path / "in")
+    path.with_suffix(".pkl.gz").write_bytes(gzip.compress(b"\x80\x04}")[:-6])
+    text = path.rename(path.with_suffix(suffix))
+    assert convert(tmp_path / "store", folder, text).skipped_files == {}
+    assert None not in {row["policy_weight"] for row in rows_of(tmp_path / "store", "positions")}
+    assert [each.ok for each in check_round_trip(tmp_path / "store", [folder])] == [True, True]
+
+
 def test_a_sidecar_means_nothing_beside_another_format(tmp_path: Path) -> None:
     path, store = write(tmp_path / "in", text="https://hexworld.org/board/#5c1,a2b3:rb\n"), tmp_path / "store"
     assert [convert(store, path).sources for _ in range(2)] == [1, 0]
