@@ -208,7 +208,11 @@ def _compare_source(store: Store, source: Original, original: SourceReader, writ
     columns, of_source = ["record", "reason"], pc.field("source_id") == source.source_id
     tables = [read_parquet(path, columns, of_source) for path in store.files("rejected")]
     rejected = {row["record"]: row["reason"] for table in tables for row in table.to_pylist()}
-    accepted = (with_file_idx(batch, source.source_id) for batch in _accepted(original, source, rejected))
+    cut = [number for number, reason in rejected.items() if reason == Reason.AFTER_REPEAT]
+    if cut and not _has_cut_games(store, source):
+        cut = []
+    batches = _accepted(original, source, rejected, cut)
+    accepted = (with_file_idx(batch, source.source_id) for batch in batches)
     if source.is_raw:
         stored = map(_comparable, source.batches())
         done = _compare_positions(map(_comparable, accepted), stored)
@@ -232,8 +236,24 @@ def _compare_source(store: Store, source: Original, original: SourceReader, writ
         _compare_headers({"counts": original.header["counts"]}, {"counts": counts})
 
 
-def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) -> Iterator[pa.RecordBatch]:
+def _has_cut_games(store: Store, source: Original) -> bool:
+    """Return whether games of a source were cut before a repeated move, as ``--truncate-repeats`` does."""
+    # The first source of a shuffled collection has the games of all, the others have none.
+    rows = pc.field("source_id") == source.source_id if source.games else None
+    tables = (read_parquet(path, ["flags"], rows) for path in store.files("sources"))
+    return any(pc.any(pc.match_substring(table["flags"], '"truncated"')).as_py() for table in tables)
+
+
+def _accepted(
+    reader: SourceReader, source: Original, rejected: dict[int, str], cut: Sequence[int] = ()
+) -> Iterator[pa.RecordBatch]:
     """Yield the positions of a file that the store did not reject.
+
+    Args:
+        reader: The open file.
+        source: Its source in the store.
+        rejected: Reasons of the rejected records by number.
+        cut: Those of them that only ``convert`` rejects, as their games were cut before.
 
     Raises:
         VerifyError: The reader rejects a record that the store accepted or rejected for another reason, or
@@ -241,8 +261,6 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
     """
     # A file that was rejected as a whole has no number of a record.
     missing = set(rejected) - {None}
-    # Only these are rejected although the reader accepts them.
-    by_convert = [n for n, why in rejected.items() if why in (Reason.AFTER_REPEAT, Reason.TARGET_RANGE)]
     for batch in reader.batches():
         for each in batch.rejected:
             if rejected.get(each.record) != each.reason:
@@ -251,8 +269,8 @@ def _accepted(reader: SourceReader, source: Original, rejected: dict[int, str]) 
                 raise VerifyError(reason, record=each.record, expected=expected)
             missing.discard(each.record)
         positions = batch.positions
-        if by_convert:
-            known = pc.is_in(positions.column("record"), pa.array(by_convert, pa.int64()))
+        if cut:
+            known = pc.is_in(positions.column("record"), pa.array(cut, pa.int64()))
             missing.difference_update(positions.column("record").filter(known).to_pylist())
             positions = positions.filter(pc.invert(known))
         yield positions
