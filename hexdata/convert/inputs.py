@@ -28,7 +28,7 @@ from hexdata.json_models import read_metadata
 from hexdata.retry import is_transient
 from hexdata.storage import AnyPath, is_address, prefix_of, storage_of, translate_errors
 from hexdata.storage.errors import ObjectStoreError, disk_error_hint, system_message
-from hexdata.storage.local import walk_once
+from hexdata.storage.local import walk_once, without_status_time
 from hexdata.store import Store
 from hexdata.store.commands import manifest_kind
 from hexdata.store.files import Sidecar, digest_file, sidecar_of
@@ -256,6 +256,17 @@ def source_version(path: AnyPath, beside: AnyPath | None) -> str:
     """Return ``Storage.version`` of a file and of its sidecar; "" if the file is missing."""
     version = storage_of(path).version()
     return f"{version} {storage_of(beside).version()}" if version and beside else version
+
+
+def has_same_bytes(source: Source, version: str) -> bool:
+    """Return whether a source has the bytes that were digested, although it has another ``version``.
+
+    A new hard link or new permissions change the version, too.
+    """
+    if without_status_time(version) != without_status_time(source.version):
+        return False
+    is_same = digest_file(source.path)[1] == source.sha256
+    return is_same and Sidecar.of(source.beside) == source.sidecar
 
 
 def digest_source(source: Source) -> Source:

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
-from hexdata.convert.inputs import require_answer, source_version
+from hexdata.convert.inputs import has_same_bytes, require_answer, source_version
 from hexdata.convert.options import ConvertOptions
 from hexdata.convert.report import notes_of_header
 from hexdata.convert.spool import (
@@ -240,7 +240,9 @@ class _Spools:
         if not source.is_held:
             with translate_errors():
                 version = source_version(file.path, file.beside)
-            if version not in ("", file.version):  # a missing source has raised an error already
+                # A missing source has raised an error already. One that failed may have been incomplete.
+                is_same = version in ("", file.version) or (not failure and has_same_bytes(file, version))
+            if not is_same:
                 hint = "Run the command again when no process writes to the file."
                 raise SourceChangedError(
                     "this source changed while it was being converted", path=file.path, hint=hint

@@ -82,7 +82,9 @@ class LocalStorage:
         """Return a text that changes with the content of the file; empty if it does not exist."""
         status = _status(self.path)
         # A copy may get the time of the last change of another file, but not the one of its status.
-        return "" if status is None else f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+        if status is None:
+            return ""
+        return f"{status.st_size} {status.st_mtime_ns} status {status.st_ctime_ns}"
 
     def files(self) -> dict[str, int]:
         """Return the sizes in bytes of all files below the folder, by relative name, sorted.
@@ -264,6 +266,14 @@ def _remove_rest(folder: Path) -> None:
         left = [path.name for path in folder.rglob("*") if not path.is_dir()]
         if not left or not all(name.startswith(".nfs") for name in left):
             raise
+
+
+def without_status_time(version: str) -> str:
+    """Return a version, or several in one text, without the times at which the status of files changed.
+
+    A hard link or new permissions change these, too, but not the content.
+    """
+    return re.sub(" status [0-9]+", "", version)
 
 
 def _status(path: Path) -> os.stat_result | None:

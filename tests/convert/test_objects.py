@@ -165,6 +165,12 @@ def test_a_source_that_changes_during_the_run_is_an_error(bucket, few, make, tmp
     assert convert_sources(source, tmp_path / "store", OPTIONS).games == 3
 
 
+def test_a_second_name_of_a_source_changes_nothing(few, tmp_path):
+    """A backup with hard links is such a name, and changes the time of the status of the file."""
+    progress = Changing("read", lambda: (tmp_path / "name").hardlink_to(few / "a.pkl.gz"))
+    assert convert_sources(few / "a.pkl.gz", tmp_path / "store", OPTIONS, progress).games == 2
+
+
 def test_killed_before_any_request_and_started_again(bucket, few, on_disk, tmp_path):
     script, root = Path(__file__).parent / "kill_convert.py", Path(__file__).parents[2]
     command = [
