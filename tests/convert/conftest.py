@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from hexdata.board import BLUE, format_moves
 from hexdata.convert import ConvertOptions, ConvertResult, convert_sources
 from hexdata.demo.games import DemoGame
-from hexdata.progress import SILENT, Progress
+from hexdata.progress import SILENT, Progress, Silent
 from hexdata.store import Store
 from tests.conftest import DERIVED
 from tests.demo_games import demo_games
@@ -32,6 +32,22 @@ Array = npt.NDArray[Any]
 def flat(games: Iterable[list[Example]]) -> list[Example]:
     """Return the examples of games in one list."""
     return [example for game in games for example in game]
+
+
+class Changing(Silent):
+    """Calls a function when a stage begins, or has made progress."""
+
+    def __init__(self, stage: str, change: Callable[[], object], *, advanced: bool = False) -> None:
+        self.stage, self.change, self.advanced, self.current = stage, change, advanced, ""
+
+    def begin(self, stage: str, total: int | None, unit: str) -> None:
+        self.current = stage
+        if stage == self.stage and not self.advanced:
+            self.change()
+
+    def advance(self, amount: int) -> None:
+        if amount and self.current == self.stage and self.advanced:
+            self.change()
 
 
 class Make:

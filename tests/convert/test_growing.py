@@ -12,8 +12,8 @@ import pytest
 
 from hexdata.errors import SourceChangedError
 from hexdata.formats.trmph import TrmphReader
-from hexdata.progress import Silent
 from hexdata.verify import check_round_trip, verify_store
+from tests.convert.conftest import Changing
 from tests.pairs import FULL
 
 
@@ -139,43 +139,26 @@ def test_a_file_that_changed_otherwise_is_refused(make, convert):
     assert convert(make.folder).result.skipped == 3
 
 
-class Appends(Silent):
-    """Appends a text to a file when it has been digested."""
-
-    def __init__(self, path, text):
-        self.path, self.text = path, text
-
-    def begin(self, stage, total, unit):
-        if stage == "read":
-            append(self.path, self.text)
-
-
-class Replaces(Silent):
-    """Replaces a digested file by one of the same size and time, or adds a sidecar."""
-
-    def __init__(self, path, what):
-        self.path, self.what = path, what
-
-    def begin(self, stage, total, unit):
-        if stage == "read" and self.what == "file":
-            before = self.path.stat()
-            self.path.write_bytes(b"\0" + self.path.read_bytes()[1:])
-            os.utime(self.path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        elif stage == "read":
-            (self.path.parent / "a.provenance.jsonl").write_text("{}\n")
-
-
 @pytest.mark.parametrize("what", ["file", "sidecar"])
 def test_a_file_that_is_replaced_or_gets_a_sidecar_while_it_is_read_is_an_error(make, convert, what):
     path = make.write_bytes("a.trmph.gz", gzip.compress(make.lines(1).encode()))
+
+    def change():
+        before = path.stat()
+        if what == "sidecar":
+            (path.parent / "a.provenance.jsonl").write_text("{}\n")
+        else:  # by one of the same size and time
+            path.write_bytes(b"\0" + path.read_bytes()[1:])
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
     with pytest.raises(SourceChangedError, match="changed"):
-        convert(path, progress=Replaces(path, what), max_reject_rate=1.0)
+        convert(path, progress=Changing("read", change), max_reject_rate=1.0)
 
 
 @pytest.mark.parametrize("games", [0, 1])
 def test_games_that_are_added_after_the_digest_are_read_by_the_next_run_only(make, convert, games):
     path, more = make.write_bytes("a.trmph", make.lines(games).encode()), make.lines(3, start=1)
-    assert convert(path, progress=Appends(path, more)).result.games == games
+    assert convert(path, progress=Changing("read", lambda: append(path, more))).result.games == games
     store = convert(path)
     assert (store.result.games, len(store.games())) == (3, games + 3)
     verify_store(store.path).require()

@@ -14,11 +14,10 @@ import pytest
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.errors import HexdataError, RejectRateError, SourceChangedError, StoreError
 from hexdata.formats.trmph import write_trmph
-from hexdata.progress import Silent
 from hexdata.storage import address, as_path
 from hexdata.store import Store
 from tests.conftest import DERIVED
-from tests.convert.conftest import flat
+from tests.convert.conftest import Changing, flat
 from tests.kit.searched import some_games, to_sidecar, to_trmph
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 from tests.pairs import FULL
@@ -137,22 +136,6 @@ def test_an_object_without_permission_is_rejected_like_a_file(bucket, object_sto
     with pytest.raises(HexdataError, match=rf"{bucket}.*\(AccessDenied\)") as caught:
         convert_sources(f"{bucket}legacy", tmp_path / "store", OPTIONS)
     assert not {ACCESS_KEY, SECRET_KEY} & set(str(caught.value).split())
-
-
-class Changing(Silent):
-    """Calls a function when a stage begins, or has made progress."""
-
-    def __init__(self, stage, change, *, advanced=False):
-        self.stage, self.change, self.advanced, self.current = stage, change, advanced, ""
-
-    def begin(self, stage, total, unit):
-        self.current = stage
-        if stage == self.stage and not self.advanced:
-            self.change()
-
-    def advance(self, amount):
-        if amount and self.current == self.stage and self.advanced:
-            self.change()
 
 
 @pytest.mark.parametrize("where", ["disk", "bucket"])

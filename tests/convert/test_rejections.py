@@ -15,7 +15,7 @@ from hexdata.errors import BudgetError, ConfigError, InputError, RejectRateError
 from hexdata.formats.legacy import LegacyReader
 from hexdata.progress import Silent
 from hexdata.verify import verify_store
-from tests.convert.conftest import flat
+from tests.convert.conftest import Changing, flat
 
 
 def two_in_a_cell(example):
@@ -215,15 +215,11 @@ def test_a_file_that_disappears_before_it_is_read_is_read_later(make, convert, m
     new, grown = make.folder / "new.trmph", make.folder / "grown.trmph"
     lines = make.lines(5).splitlines(keepends=True)
 
-    class Hides(Silent):
-        def begin(self, stage, total, unit):
-            for path in (new, grown) if stage == "read" else ():
-                path.unlink()
-
+    hides = Changing("read", lambda: (new.unlink(), grown.unlink()))
     make.write_bytes("grown.trmph", "".join(lines[:2]).encode())
     convert(make.folder)
     make.write_bytes("a.trmph", lines[4].encode())
-    for progress, games in ((Hides(), 1), (Silent(), 2)):
+    for progress, games in ((hides, 1), (Silent(), 2)):
         new.write_text(lines[3])
         grown.write_text("".join(lines[:3]))
         assert convert(make.folder, max_reject_rate=1.0, progress=progress).result.games == games
