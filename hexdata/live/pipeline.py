@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import chain
 from typing import Any, Final, Self
 
-from hexdata.errors import FormatError, HexdataError, StoreError
+from hexdata.errors import ConfigError, FormatError, HexdataError, StoreError
 from hexdata.live import state as states
 from hexdata.live.stage import Coordinator, Queue, Stage, Stopped
 from hexdata.text import shortened
@@ -109,7 +109,8 @@ class Pipeline:
         All threads end before it is read, each after its current item, and are started again.
 
         Raises:
-            ConfigError: A stage of the user has a value that a state cannot store.
+            ConfigError: A stage of the user has a value that a state cannot store, or not the state that it
+                declares, so that it could not be loaded.
             HexdataError: The pipeline has stopped, or this process is a fork.
         """
         self._check_process()
@@ -129,12 +130,18 @@ class Pipeline:
                         states.require_plain(items)
                     stages[stage.name] = {"state": stage.state(), "items": items}
                 shared = {"files": self.coordinator.files, "board_size": self.coordinator.board_size}
-                return states.encode_state({**shared, "stages": stages})
+                saved = states.encode_state({**shared, "stages": stages})
             finally:
                 self._join(None)  # Ctrl-C may have ended the first one
                 self.coordinator.suspended = False
                 if self._started:
                     self._start_threads()
+        try:  # now, rather than when training has to be resumed
+            self._read(states.decode_state(saved, copy=False))
+        except ValueError as error:
+            hint = "A stage declares its state in `kept`."
+            raise ConfigError("this state could not be loaded", found=str(error), hint=hint) from error
+        return saved
 
     def load_state(self, state: object) -> None:
         """Restore a state of a pipeline with the same stages. The pipeline must not be started yet.
@@ -145,20 +152,36 @@ class Pipeline:
         assert not self._started
         content = states.decode_state(state)
         try:
-            saved = states.as_type(content, states.PipelineState)
+            saved = self._read(content)
             self.coordinator.files.update(saved.files)
             self.coordinator.board_size = saved.board_size
-            if saved.stages.keys() != {stage.name for stage in self.stages}:
-                raise ValueError(f"the stages {', '.join(saved.stages)}")
-            for stage, kind in self._items():
-                own, sizes = states.read_stage(saved.stages[stage.name], stage.kept, kind)
-                for size in sizes:
-                    self.coordinator.require_size(size)
+            for stage in self.stages:
+                own = saved.stages[stage.name]
                 stage.load_state(own.state)
                 # More than the capacity, if some were pending.
                 stage.sink.items.extend(own.items)
         except (FormatError, ValueError) as error:
             raise StoreError(f"{states.NAME} is damaged", found=shortened(str(error))) from error
+
+    def _read(self, content: object) -> states.PipelineState:
+        """Return a decoded state whose values have the types that the stages declare.
+
+        Raises:
+            ValueError: A value is not of its type, or not valid.
+        """
+        saved = states.as_type(content, states.PipelineState)
+        if saved.stages.keys() != {stage.name for stage in self.stages}:
+            raise ValueError(f"the stages {', '.join(saved.stages)}")
+        stages, sizes = {}, {saved.board_size} - {None}
+        for stage, kind in self._items():
+            try:
+                stages[stage.name], found = states.read_stage(saved.stages[stage.name], stage.kept, kind)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{stage.name}: {error}") from error
+            sizes |= found
+        if len(sizes) > 1:
+            raise ValueError(f"boards of the sizes {sizes}")
+        return states.PipelineState(saved.files, sizes.pop() if sizes else None, stages)
 
     def _items(self) -> Iterator[tuple[Stage, str | None]]:
         """Yield each stage, and what the queue behind it contains; None if neither end declares it."""

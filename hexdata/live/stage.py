@@ -198,6 +198,9 @@ class Stage(ABC):
 
     Args:
         threads: Number of worker threads, at least 1. Default 1.
+
+    Raises:
+        ConfigError: There are no threads, or ``kept`` is no mapping.
     """
 
     first: ClassVar[bool] = False
@@ -207,8 +210,8 @@ class Stage(ABC):
     """Types of the items that the stage takes and puts: "files", "sources", "games", "blocks" or "batches".
     None is not checked."""
     kept: ClassVar[Mapping[str, Any]] = {}
-    """Types of the values that are the state of the stage, by name: of its attributes, unless it has its own
-    :meth:`state`. A state with values of other types is refused."""
+    """Types of the values that are the state of the stage, by name: of its attributes, or of all values that
+    its own :meth:`state` returns. A state with other names or types is refused, also when it is saved."""
 
     source: Queue | None = None
     """Queue before the stage; None for the first one. The pipeline sets it, as it does ``sink``."""
@@ -217,6 +220,8 @@ class Stage(ABC):
 
     def __init__(self, *, threads: int = 1) -> None:
         self.name = type(self).__name__
+        if not isinstance(self.kept, Mapping):
+            raise ConfigError(f"{self.name}.kept must be types by name", found=repr(self.kept))
         self.workers = [Worker(number) for number in range(check_count("threads", threads, 1))]
         self.counts: dict[str, int] = {}
         """Counts of the stage for monitoring, besides those of its queues: bad files, rejected games …"""
@@ -244,7 +249,8 @@ class Stage(ABC):
         return ()
 
     def state(self) -> dict[str, Any]:
-        """Return the state that the stage needs to continue: plain values, ``bytes`` and NumPy arrays.
+        """Return the state that the stage needs to continue: plain values, ``bytes`` and NumPy arrays,
+        with the names and types of ``kept``.
 
         No thread of the pipeline runs. The pipeline saves the pending outputs of the workers itself.
         """

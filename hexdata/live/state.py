@@ -19,7 +19,6 @@ import numpy.typing as npt
 from hexdata.errors import ConfigError, FormatError, StoreError
 from hexdata.json_models import Model, as_model
 from hexdata.live.chunk import BoardSize, Chunk, ChunkSource, GameBatch, KnownFile
-from hexdata.schema import is_target
 from hexdata.shards.block_check import check_block, find_bad_row
 from hexdata.shards.blocks import POLICY_FIELDS, Block, row_fields
 
@@ -84,8 +83,10 @@ def encode_state(value: object) -> dict[str, Any]:
     return {"content": content, "arrays": arrays, "checksum": _checksum(content, arrays)}
 
 
-def decode_state(state: object) -> Any:
+def decode_state(state: object, *, copy: bool = True) -> Any:
     """Return the value that :func:`encode_state` encoded. Tuples are lists, and items of queues are dicts.
+
+    With ``copy=False``, arrays are read-only views on the state.
 
     Raises:
         StoreError: It is not such a state, or damaged.
@@ -94,8 +95,9 @@ def decode_state(state: object) -> Any:
 
     def decode(_: int, data: memoryview) -> Any:
         dtype, shape, index = msgspec.msgpack.decode(data, type=tuple[str, tuple[int, ...], int])
-        # ``frombuffer`` refuses arrays of objects, which would be pickles. A copy, to be writable.
-        return np.frombuffer(saved.arrays[index], dtype, math.prod(shape)).reshape(shape).copy()
+        # ``frombuffer`` refuses arrays of objects, which would be pickles.
+        view = np.frombuffer(saved.arrays[index], dtype, math.prod(shape)).reshape(shape)
+        return view.copy() if copy else view
 
     if _checksum(saved.content, saved.arrays) != saved.checksum:
         raise StoreError(f"{NAME} is damaged: its checksum differs")
@@ -181,8 +183,7 @@ def check_rows(block: Block) -> int:
     except FormatError as error:  # which names the file of a shard
         place = str(error.record).removeprefix("block.").replace(".npy", "")
         raise ValueError(f"{place}: {error.found} instead of {error.expected}") from None
-    others = [name for name in rows if is_target(name) and name != "policy_weight"]
-    if others or block.keys() - rows.keys() not in (set(), {*POLICY_FIELDS}):
+    if block.keys() - rows.keys() not in (set(), {*POLICY_FIELDS}):
         raise ValueError(f"a block with the fields {', '.join(sorted(block))}")
     if "policy" in block:
         policy, row = block["policy"], block["policy_row"]

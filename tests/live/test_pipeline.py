@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from hexdata.errors import ConfigError, HexdataError
 from hexdata.live import Transform
 from hexdata.live.chunk import SCANNED, ChunkSource
 from hexdata.live.pipeline import Pipeline
-from tests.live.made import TIMEOUT, Given, Pass, move_chunks, piped, rest, until
+from tests.live.made import TIMEOUT, Given, Pass, block_chunk, move_chunks, piped, rest, until
 from tests.pairs import FULL
 
 pytestmark = pytest.mark.usefixtures("no_thread_survives")
@@ -121,6 +122,7 @@ def test_items_of_a_state_keep_their_types_or_are_refused() -> None:
     for produces, items in {
         "games": [(games[0], games[1]), (games[2],)],
         "sources": [SCANNED, ChunkSource("a", games)],
+        "blocks": [{**(block_chunk(0, 3).block or {}), "weight": np.ones(3, np.float32)}],
         None: [1, [b"", {"b": 1.5}]],
     }.items():
         with at_the_end(items, produces) as pipeline:
@@ -135,6 +137,18 @@ def test_items_of_a_state_keep_their_types_or_are_refused() -> None:
             with pytest.raises(ConfigError, match="a state cannot store"):
                 pipeline.state()
             assert rest(pipeline) == [value]  # it goes on
+    with (
+        at_the_end([{"a": [1]}], "batches") as pipeline,
+        pytest.raises(ConfigError, match="could not be loaded"),
+    ):
+        pipeline.state()
+    for attributes in ({"state": lambda: {"n": 1}}, {"kept": {"held": int}}):
+        stage = Hold()
+        vars(stage).update(attributes)
+        with piped(Given([]), stage) as pipeline, pytest.raises(ConfigError, match="could not be loaded"):
+            pipeline.state()
+    with pytest.raises(ConfigError, match="kept"):
+        type("Former", (Pass,), {"kept": ("held",)})()
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
