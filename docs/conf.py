@@ -45,7 +45,7 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:class",
-        r"BoardForm|CacheFolder|Dedup|FinalPolicy|Mode|OnError|Remainder|Row|Spread|TransformFunction|Weights",
+        r"BoardForm|Dedup|FinalPolicy|Mode|OnError|Remainder|Row|Spread|TransformFunction|Weights",
     ),
 ]
 """References that may be unresolved: names of other projects, whose indices would need a network, and types

@@ -92,14 +92,12 @@ class Original:
         # The header of a legacy pickle is content of the file, in which a key of this name means nothing.
         if not self.is_raw or "continues" not in self.header:
             return None
-        what = f"the header of source {self.source_id}"
-        return as_model(Continued, self.header["continues"], what=what)
+        return as_model(Continued, self.header["continues"], what=f"the header of source {self.source_id}")
 
     @property
     def sidecar(self) -> Sidecar | None:
         """The sidecar of the source; None if it has none."""
-        may_have_one = self.format in ("trmph", "unknown")
-        return sidecar_of(self.header, self.source_id) if may_have_one else None
+        return sidecar_of(self.header, self.source_id) if self.format in ("trmph", "unknown") else None
 
     @property
     def identity(self) -> str:

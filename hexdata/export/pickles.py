@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hexdata.checks import check_choice, check_count, check_options
+from hexdata.checks import check_choice, check_count, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import HexdataError, StoreError
 from hexdata.export.originals import (
@@ -86,6 +86,7 @@ class PicklesOptions(ReplacingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_fields(self, flags=("replace",))
         check_choice("order", self.order, ORDERS)
         object.__setattr__(self, "level", check_count("level", self.level, 1, 9))
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hexdata.cards import write_cards
-from hexdata.checks import check_fields
 from hexdata.engine import Engine
 from hexdata.errors import StoreError
 from hexdata.pool import WorkerOptions
@@ -40,10 +39,6 @@ class ReplacingOptions(WorkerOptions):
     """
 
     replace: bool = False
-
-    def __post_init__(self) -> None:
-        check_fields(self, flags=("replace",))
-        super().__post_init__()
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class ExportOptions(ReplacingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, flags=("free_buckets",))
+        check_fields(self, flags=("free_buckets", "replace"))
         for name in ("shard_size", "block_size"):
             object.__setattr__(self, name, check_count(name, getattr(self, name), 1, MAX_SIZE_OF_SHARDS))
         # Otherwise a shard would end with a short block, and rows of blocks could not be computed from sizes.
@@ -293,9 +293,8 @@ def _write_shard(
                 raise fault("the shuffled positions contain policies, but the manifest records none")
             block = columns_to_block(table, with_policy, targets)
             # Readers check the same, so that an export never gives shards which they refuse.
-            if (invalid := find_bad_value(block, board_size, table.num_rows)) is not None:
-                name, bad = invalid
-                record = f"{name} in row {bad.row} of block {key} of {path.name}"
+            if (bad := find_bad_value(block, board_size, table.num_rows)) is not None:
+                record = f"{bad.field} in row {bad.row} of block {key} of {path.name}"
                 reason = "the shuffled positions contain an invalid value"
                 raise fault(reason, record=record, found=bad.found, expected=bad.expected)
             writer.write_block(key, block)

@@ -20,14 +20,7 @@ from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import StoreError
 from hexdata.formats.legacy.dialect import DIALECT_KEY
 from hexdata.schema import WINNERS, board_bytes, board_size_of, is_target
-from hexdata.shards.blocks import (
-    FIELDS,
-    SENTINELS,
-    SPARSE_FIELDS,
-    block_fields,
-    columns_to_block,
-    null_of,
-)
+from hexdata.shards.blocks import FIELDS, SENTINELS, SPARSE_FIELDS, block_fields, columns_to_block, null_of
 from hexdata.shards.manifest import broken_shard
 
 Array = npt.NDArray[Any]
@@ -45,6 +38,8 @@ class BadRow(NamedTuple):
     row: int
     found: str
     expected: str
+    field: str = ""
+    """Name of the array, if several are checked."""
 
 
 # --- blocks -------------------------------------------------------------------------------------------
@@ -90,16 +85,15 @@ def check_block(
             found, expected = f"{array.dtype.str} of shape {array.shape}", f"{spec.dtype} of shape {shape}"
             raise broken_shard(_INVALID, path, f"{key}.{name}.npy", found, expected)
     # Dtypes and shapes of all members are compared above; values only of those that are used.
-    if (invalid := find_bad_value(block, board_size, len(board), values)) is not None:
-        name, bad = invalid
-        raise broken_shard(_INVALID, path, f"{key}.{name}.npy row {bad.row}", bad.found, bad.expected)
+    if (bad := find_bad_value(block, board_size, len(board), values)) is not None:
+        raise broken_shard(_INVALID, path, f"{key}.{bad.field}.npy row {bad.row}", bad.found, bad.expected)
     return board_size
 
 
 def find_bad_value(
     block: Mapping[str, Array], board_size: int, rows: int | None = None, names: Iterable[str] | None = None
-) -> tuple[str, BadRow] | None:
-    """Return the first field with an invalid value, and its first such value; None if all are valid.
+) -> BadRow | None:
+    """Return the first invalid value of the first field with one; None if all are valid.
 
     Args:
         block: Fields in the dtypes and shapes of :func:`block_fields`.
@@ -112,7 +106,7 @@ def find_bad_value(
         if bad is None and name == "policy_cell":
             bad = _find_bad_policy(block["policy_count"], block[name])
         if bad is not None:
-            return name, bad
+            return bad._replace(field=name)
     return None
 
 
@@ -241,9 +235,8 @@ def find_bad_position(rows: pa.Table | pa.RecordBatch, *, texts: bool = True) ->
         row = int(str(error.record).removeprefix("row ")) if error.record else 0
         return BadRow(row, f"{error.reason}: {error.found}", str(error.expected))
     names = [name for name in block if name not in SPARSE_FIELDS]  # policies are checked when converted
-    if (invalid := find_bad_value(block, size, names=names)) is not None:
-        name, bad = invalid
-        return bad._replace(found=f"{name} {bad.found}")
+    if (bad := find_bad_value(block, size, names=names)) is not None:
+        return bad._replace(found=f"{bad.field} {bad.found}")
     checks = [("winner", WINNERS.__contains__, "BLUE, RED or null")]
     if texts:
         checks.append(("metadata", _is_object, "a JSON object or null"))

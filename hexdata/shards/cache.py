@@ -40,12 +40,6 @@ _COPY: Final = re.compile(r"[0-9a-f]{64}\.tar")
 _UNFINISHED: Final = re.compile(r"\.([0-9a-f]{2})[0-9a-f]{62}\.tar\.\d+\.tmp")
 
 
-CacheFolder = str | Path | bool | None
-"""Folder of the shard cache; True: the default folder, for object stores only; False or None: no cache."""
-CACHE_SIZE: Final = 50_000_000_000
-"""Default maximum size of the shard cache in bytes."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CacheOptions:
     """Options for the local copies of remote shards.
@@ -62,8 +56,8 @@ class CacheOptions:
         ConfigError: A value is invalid.
     """
 
-    cache: CacheFolder = True
-    cache_size: int | str = CACHE_SIZE
+    cache: str | Path | bool | None = True
+    cache_size: int | str = 50_000_000_000
     prefetch: int | None = None
 
     def __post_init__(self) -> None:
@@ -190,7 +184,7 @@ class CachedSource:
         path = self.folder / f"{entry.sha256}.tar"
         with ExitStack() as locks:
             # One lock per pair of digits, so that shards are fetched in parallel but few lock files exist.
-            lock = locked(self._lock(entry.sha256[:2]), wait=stopped is None)
+            lock = locked(self.folder / f"{entry.sha256[:2]}.lock", wait=stopped is None)
             # Another process may have fetched it while this one waited for the lock.
             if not locks.enter_context(lock) or path.exists():
                 return None
@@ -208,7 +202,7 @@ class CachedSource:
                     shown = ("{} bytes, SHA-256 {}".format(*each) for each in (found, expected))
                     raise altered_shard_error(self.address(entry.name), *shown)
                 # Until the copy is open, no other process may evict it.
-                locks.enter_context(locked(self._lock("")))
+                locks.enter_context(locked(self.folder / ".lock"))
                 # Before the copy gets its name, so that the copies together never exceed the size.
                 self._evict(entry.bytes)
             _mark_used(path)
@@ -220,13 +214,10 @@ class CachedSource:
             if unfinished := _UNFINISHED.fullmatch(path.name):
                 with (
                     suppress(PermissionError),  # of another user
-                    locked(self._lock(unfinished[1]), wait=False) as is_abandoned,
+                    locked(self.folder / f"{unfinished[1]}.lock", wait=False) as is_abandoned,
                 ):
                     if is_abandoned:
                         path.unlink(missing_ok=True)
-
-    def _lock(self, digits: str) -> Path:
-        return self.folder / f"{digits}.lock"
 
     def _evict(self, needed: int) -> None:
         """Remove the least recently used copies until there is space for one of ``needed`` bytes."""
@@ -261,8 +252,8 @@ def add_cache(source: ShardSource, entries: Sequence[ShardEntry], options: Cache
         BudgetError: The cache is smaller than the largest shard.
     """
     cache = options.cache
-    is_object_store = source.folder is not None and not source.is_local
-    if cache is None or cache is False or (cache is True and not is_object_store):
+    # By default, only shards in an object store are copied.
+    if not cache or (cache is True and (source.is_local or source.folder is None)):
         return source
     if source.is_local:
         hint = "Remove the option cache (--cache)."

@@ -139,9 +139,8 @@ class BlockReader:
                 data = stream.read(size)
                 if len(data) < size:
                     stream.finish()  # raises a more precise error if the source failed
-                    raise broken_shard(
-                        _DIFFERS, address, "end of the shard", f"{at + len(data)} bytes", entry.bytes
-                    )
+                    record, found = "end of the shard", f"{at + len(data)} bytes"
+                    raise broken_shard(_DIFFERS, address, record, found, entry.bytes)
                 digest = hashing.submit(hashlib.sha256, data)
                 block = self._parse(data, at, number, entry, address)
                 found, expected = digest.result().hexdigest(), entry.blocks[number][1]

@@ -357,11 +357,10 @@ class _Command(_SlowFile):
 
     def close(self) -> None:
         """Kill the command if it still runs."""
-        if self._process.poll() is None:
-            # A part was read, and the command still writes the rest.
-            kill_group(self._process)
-        with self._process:  # closes the pipe, and waits
-            pass
+        with self._process:  # closes the pipe at last, and waits
+            if self._process.poll() is None:
+                # A part was read, and the command still writes the rest.
+                kill_group(self._process)
 
     def _receive(self, size: int) -> bytes:
         return self._in_time(super()._receive, size)
