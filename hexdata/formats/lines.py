@@ -95,8 +95,8 @@ def first_game_line(head: bytes) -> bytes:
     return next((line for line in lines if line and not is_comment(line)), b"")
 
 
-_JSON: Final = re.compile(rb'\s*(?:\{|\[\s*[\[{"])')
-"""Beginning of JSON. A game within it may have its winner in another line."""
+_JSON: Final = re.compile(rb'\s*(?:\{|\[[\[\s]*[{"])')
+"""Beginning of JSON, not of a link in brackets. A game within it may have its winner in another line."""
 
 
 def games_of(text: bytes) -> bytes:

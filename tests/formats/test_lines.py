@@ -53,7 +53,7 @@ def test_a_game_yields_all_positions(read_text):
             for line in (
                 "https://trmph.com/board%2311,a2b4d4f7 b",
                 '1,"#11,a2b4d4f7 b"',
-                "\u201c#11,a2b4d4f7 b\u201d",
+                *("\u201c#11,a2b4d4f7 b\u201d", "[[https://trmph.com/board#11,a2b4d4f7]] b"),
             )
         ),
         *(
