@@ -9,15 +9,13 @@ import pytest
 from hexdata.errors import FormatError
 
 GAME = {"boardsize": 11, "moves": "a10 swap-pieces d4 f7", "winner": "red", "outcome": "resign"}
+LINK = "https://hexworld.org/board/#11,a1b2"
 CHAIN = {"boardsize": 3, "moves": "a1 c1 a2 c2 a3", "winner": "red", "outcome": "path"}
 
 
 @pytest.mark.parametrize(
     "content",
-    [
-        [GAME | {"moves": ["A10", "swap-pieces", "D4", "F7"]}],
-        *([GAME | {"notes": "#11,a1b2"}], GAME | {"link": "https://hexworld.org/board/#11,a1b2"}),
-    ],
+    [[GAME | {"moves": ["A10", "swap-pieces", "D4", "F7"], "note": "#11,a1b2"}], GAME | {"link": LINK}],
 )
 @pytest.mark.parametrize(("encoding", "indent"), [("utf-8", None), ("utf-8-sig", 1), ("utf-16", 1)])
 def test_a_game_of_playhex_has_its_swap_and_winner(read_text, content, encoding, indent):
@@ -49,7 +47,9 @@ def test_an_unknown_or_contradicted_winner_costs_only_its_game(read_text, wrong)
     assert (len(rows), [each.reason for each in rejected]) == (len(rows) or 1, ["winner-value"])
 
 
-@pytest.mark.parametrize("text", ['{"games": [1, 2]}', json.dumps([GAME])[:-1]])
+@pytest.mark.parametrize(
+    "text", ['["#5,a1",\n"#5,b2"\n]', '{"game": "#5c1,a1b2:rb"}', json.dumps([GAME])[:-1]]
+)
 def test_other_json_is_refused(read_text, text):
     with pytest.raises(FormatError):
         read_text(text, "a.json")
