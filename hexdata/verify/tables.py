@@ -212,7 +212,9 @@ def _create_tables(store: Store, con: DuckDBPyConnection) -> None:
             schema = table_schema(table, store.manifest.board_size, store.manifest.targets)
             more = [("folder", pa.string()), ("file", pa.string()), ("file_row_number", pa.int64())]
             con.register(table, pa.schema([*schema, *pa.schema(more)]).empty_table())
-    con.register("files", pa.Table.from_pylist(rows))
+    texts, numbers = dict.fromkeys(("folder", "file"), pa.string()), ("part", "first_row", "rows")
+    schema = pa.schema(texts | dict.fromkeys(numbers, pa.int64()))  # also if the manifest has no files
+    con.register("files", pa.Table.from_pylist(rows, schema))
 
 
 def check_position_values(store: Store) -> str:
