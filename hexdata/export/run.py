@@ -121,7 +121,7 @@ class ExportRun:
         files: Mapping[str, ExportFile],
         missing: Sequence[str],
         seconds_per_position: float,
-        policy_memory: int = 0,
+        block_memory: int = 0,
         release: Callable[[Iterable[str]], None] = lambda missing: None,  # noqa: ARG005
     ) -> None:
         """Write the files that are not complete yet.
@@ -130,7 +130,7 @@ class ExportRun:
             files: All files of the export, by name.
             missing: Names of those to write, from :meth:`resume`.
             seconds_per_position: CPU time to write a position, approximately.
-            policy_memory: Bytes that a process needs for policies, besides ``WORKER_MEMORY``. Default 0.
+            block_memory: Bytes that a process needs for a block, besides ``WORKER_MEMORY``. Default 0.
             release: Called with the names of the files that are not in the ledger yet, at the beginning and
                 whenever files have been saved there. Default: not called.
 
@@ -139,7 +139,7 @@ class ExportRun:
         """
         # Little work gets one process: starting more would take longer than the work.
         work = seconds_per_position * sum(files[name].positions for name in missing)
-        extra = client_memory(self.store.path) + policy_memory
+        extra = client_memory(self.store.path) + block_memory
         # Too little memory is an error before files of an earlier export are removed.
         workers = self.options.processes(self.engine.cores_for(work), extra)
         if self.damage is not None:

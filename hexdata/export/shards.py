@@ -194,9 +194,12 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
         if frees:
             removed += _remove_buckets(store, {bucket for name in unwritten for bucket in readers[name]})
 
-    # Measured: policies exist several times, in the batch that is read and in the block that is written.
+    # Measured: rows exist several times, in the batch that is read and in the block that is written.
     rows_of_block = min(options.block_size, max(map(len, buckets.values())))
-    memory = (64 << 20) + 36 * manifest.board_size**2 * rows_of_block if with_policies else 0
+    memory = 512 * rows_of_block
+    if with_policies:
+        policies_of_block = min(rows_of_block, max(shuffle["policies"].values()))
+        memory += (64 << 20) + 36 * manifest.board_size**2 * policies_of_block
     seconds_per_position = 1e-6 + 1e-4 / options.block_size  # a block has a dozen members
     run.write(files, missing, seconds_per_position, memory, release)
     entries: list[ShardEntry] = [*run.files.entries.values()]

@@ -93,7 +93,7 @@ def test_a_manifest_that_no_reader_accepts_is_refused_before_anything_is_written
     assert 0 < (store / "shards" / "manifest.json").stat().st_size <= 32_000 + (1 << 14)
 
 
-def test_too_little_memory_for_the_policies_is_refused_before_anything_is_removed(
+def test_too_little_memory_for_a_block_is_refused_before_anything_is_removed(
     exported, shuffled_store, copy_store, store_bytes
 ):
     """A store without dense policies needs less, and its shards have no such field."""
@@ -103,5 +103,7 @@ def test_too_little_memory_for_the_policies_is_refused_before_anything_is_remove
     assert store_bytes(store) == store_bytes(exported)
     export_shards(store, ExportOptions(memory=least + (65 << 20)))
     without = copy_store(shuffled_store, "without policies")
-    export_shards(without, ExportOptions(memory=least))
+    with pytest.raises(BudgetError, match="too little memory for 1 worker"):
+        export_shards(without, ExportOptions(memory=least))
+    export_shards(without, ExportOptions(memory=least + (1 << 20)))
     assert "policy_row" not in load_manifest(make_source(without / "shards")).fields
