@@ -175,13 +175,9 @@ class SortLimits:
         """
         written = _WRITER_COPIES * min(ROW_GROUP_ROWS * varying, ROW_GROUP_BYTES)
         others = BASE_MEMORY + max(written - _WRITER_MEMORY, 0)
-        if memory < others + _LEAST_MEMORY:
-            raise BudgetError.of_memory(
-                "too little memory for a shuffle of rows of this size",
-                found=memory,
-                expected=others + _LEAST_MEMORY,
-                hint="Raise --memory.",
-            )
+        if memory < (least := others + _LEAST_MEMORY):
+            reason = "too little memory for a shuffle of rows of this size"
+            raise BudgetError.of_memory(reason, found=memory, expected=least, hint="Raise --memory.")
         memory -= others
         return cls(memory, max(min(threads, memory // max(_THREAD_MEMORY, _MERGED_ROWS * row)), 1), row)
 
