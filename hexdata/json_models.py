@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import Meta
 
-from hexdata.errors import HexdataError, StoreError
+from hexdata.errors import StoreError
 from hexdata.text import shortened
 
 MAX_JSON_BYTES: Final = 64 << 20
@@ -36,13 +36,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_json(
-    data: bytes,
-    path: object,
-    *,
-    what: str = "the file",
-    hint: str | None = None,
-    error: type[HexdataError] = StoreError,
-    metadata: bool = False,
+    data: bytes, path: object, *, what: str = "the file", hint: str | None = None, metadata: bool = False
 ) -> Any:
     """Return the value of a JSON text.
 
@@ -51,14 +45,12 @@ def read_json(
         path: Path of the file, for errors.
         what: Name of the text in errors, such as ``"the manifest"``.
         hint: Advice in errors.
-        error: Class of the errors.
         metadata: Whether the text contains metadata of source files. If True, NaN, infinite numbers and lone
             surrogates are accepted, and up to 400 levels of nesting. Default False.
 
     Raises:
-        HexdataError: Of the class ``error``: the text is too long, nested more than 64 levels deep, has too
-            many values, is not JSON, or contains duplicate keys, a NaN, an infinite number or text that UTF-8
-            cannot encode.
+        StoreError: The text is too long, nested more than 64 levels deep, has too many values, is not JSON,
+            or contains duplicate keys, a NaN, an infinite number or text that UTF-8 cannot encode.
     """
     # Metadata was accepted from a source, within stricter limits, and must be readable again.
     levels = _MAX_METADATA_DEPTH if metadata else _MAX_DEPTH
@@ -79,7 +71,8 @@ def read_json(
         if layer:
             raise ValueError(f"nested more than {levels} levels deep")
     except (ValueError, RecursionError) as wrong:
-        raise error(f"{what} is not valid JSON", path=path, found=shortened(str(wrong)), hint=hint) from wrong
+        found = shortened(str(wrong))
+        raise StoreError(f"{what} is not valid JSON", path=path, found=found, hint=hint) from wrong
     return value
 
 

@@ -40,11 +40,6 @@ def error_number(error: OSError) -> int | None:
     return None if found is None else int(found[1])
 
 
-def is_disk_full(error: OSError) -> bool:
-    """Return whether an error means that the disk is full, the quota is used up or the file is too large."""
-    return error_number(error) in DISK_FULL
-
-
 def is_transient(error: BaseException) -> bool:
     """Return whether a disk error may disappear on the next attempt."""
     return isinstance(error, OSError) and error_number(error) in TRANSIENT

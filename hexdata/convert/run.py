@@ -143,7 +143,9 @@ class ConvertRun:
             if unknown := positions - in_games:
                 self.progress.note(without_game(unknown, positions))
             store.manifest.board_size, store.manifest.targets = self.board_size, targets
-            self._publish(sources, totals, flags_of, replaced)
+            for name in replaced:  # by parts that have all optional columns of the store
+                del store.manifest.files[name]
+            self._publish(sources, totals, flags_of)
         self.parts.remove_others()  # parts that were replaced, also by a run that was killed since
         self.parts.remove_work()
         return _result(sources, skipped, flags, unknown, options)
@@ -323,9 +325,8 @@ class ConvertRun:
         sources: Sequence[Source],
         totals: Mapping[str, int],
         flags: Mapping[int, Mapping[str, int]],
-        replaced: Iterable[str],
     ) -> None:
-        """Write the sources and rejected parts of this run, then the manifest without the replaced parts."""
+        """Write the sources and rejected parts of this run, then the manifest."""
         manifest, options = self.store.manifest, self.options
         rejected = sum(s.facts.rejected for s in sources)
         rows = publish.source_batches(sources, flags, salvage=options.salvage)
@@ -342,7 +343,7 @@ class ConvertRun:
         given = {name: getattr(options, name) for name in RECORDED_OPTIONS["convert"]}
         lineage = {name: value for name, value in given.items() if value not in (None, "reject")}
         counts = {"records": positions + rejected, "positions": positions, "rejected": rejected}
-        self.parts.publish(lineage | counts, written, replaced)
+        self.parts.publish(lineage | counts, written)
 
 
 def _result(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
 from hexdata.board import BLUE, PASS, RED, cell_index
-from hexdata.errors import FormatError, Reason
+from hexdata.errors import FormatError, Reason, StoreError
 from hexdata.formats.games import GameReader, GameRecord, chain_winners, is_utf8
 from hexdata.formats.source import SourceFormat
 from hexdata.json_models import read_json
@@ -42,7 +42,10 @@ class PlayHexReader(GameReader):
             return  # a part of a JSON text is none
         self._note("other_encodings", not is_utf8(data))
         data = data.removeprefix(BOM_UTF8).decode(errors="replace").encode()  # names in another encoding
-        content = read_json(data, self.path, what="this file", error=FormatError, metadata=True)
+        try:
+            content = read_json(data, self.path, what="this file", metadata=True)
+        except StoreError as wrong:
+            raise FormatError(wrong.reason, found=wrong.found, path=self.path) from wrong
         for number, item in enumerate(content if isinstance(content, list) else [content], start=1):
             yield self._game(item, number, number)
 

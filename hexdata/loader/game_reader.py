@@ -45,7 +45,7 @@ from hexdata.shards.block_check import find_bad_row
 from hexdata.shards.blocks import Block, block_fields, columns_to_block, join_blocks, null_of, take_rows
 from hexdata.storage import AnyPath
 from hexdata.store import Store
-from hexdata.store.parquet import open_parquet, read_checked
+from hexdata.store.parquet import open_parquet, read_batches
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
@@ -499,7 +499,9 @@ class _TableReader:
         chosen = pa.schema([schema.field(name) for name in columns])
         for name, facts in self._store.manifest.files_in(folder).items():
             path = self._store.path / name
-            yield path, pa.Table.from_batches(read_checked(path, chosen, facts), chosen)
+            with open_parquet(path, chosen, facts) as file:
+                table = pa.Table.from_batches(read_batches(file, chosen), chosen)
+            yield path, table
 
     def _groups(
         self, columns: Sequence[str], *, is_first: bool = False

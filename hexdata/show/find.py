@@ -226,16 +226,17 @@ def read_game(store: str | AnyPath, game_id: int) -> Game:
         rows: list[Row] = []
         for name, path in zip(opened.manifest.files_in("positions"), opened.files("positions"), strict=True):
             with open_parquet(path, schema) as file:
-                column = file.schema_arrow.get_field_index("game_id")
-                for group in range(file.num_row_groups):
-                    found = file.metadata.row_group(group).column(column).statistics
+                column, start = file.schema_arrow.get_field_index("game_id"), 0
+                for group in map(file.metadata.row_group, range(file.num_row_groups)):
+                    found, stop = group.column(column).statistics, start + group.num_rows
                     # A row group without statistics may have the game. One without minimum and maximum has
                     # nulls only.
                     if found is None or (found.has_min_max and found.min <= game_id <= found.max):
                         # Only files that are read are compared with their digests.
                         require_intact_once(opened, [name])
-                        for batch in read_batches(file, schema, group=group):
+                        for batch in read_batches(file, schema, start=start, stop=stop):
                             rows += batch.filter(pc.equal(batch["game_id"], game_id)).to_pylist()
+                    start = stop
         return game_of_rows(opened, game, rows)
 
 

@@ -29,12 +29,9 @@ PROTOCOLS: Final = (*_LIBRARIES, *_ALIASES, "memory")
 
 FOLDER_VARIABLE: Final = "HEXDATA_CACHE"
 """Environment variable with the cache folder. The default is ``hexdata`` in the user's cache folder."""
-_URL: Final = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*):/{1,2}(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
+_URL: Final = re.compile(r"(?P<protocol>[a-z][a-z0-9+.-]*):/{1,2}.*", re.IGNORECASE | re.DOTALL)
 _OPTIONS: Final[dict[str, dict[str, Any]]] = {
-    "gs": {"use_listings_cache": False},
-    "az": {"use_listings_cache": False},
     "s3": {
-        "use_listings_cache": False,
         "config_kwargs": {
             # A command whose server is silent ends after six attempts, in about a minute.
             "retries": {"mode": "standard", "total_max_attempts": 6},
@@ -46,7 +43,7 @@ _OPTIONS: Final[dict[str, dict[str, Any]]] = {
         },
     },
 }
-"""Options for the file systems of fsspec, by protocol. Listings are not cached: other machines may write.
+"""Options for the file systems of fsspec, by protocol.
 
 Credentials are never passed: the libraries find them in the environment and in the user's profiles.
 """
@@ -70,13 +67,12 @@ def as_path(text: str | AnyPath) -> AnyPath:
         raise ConfigError("a command can only be read by a loader", found=text)
     if (local := _local(text)) is not None:
         return local
-    match = _URL.fullmatch(text)
-    assert match is not None
-    protocol = match["protocol"].lower()
+    protocol, _, rest = text.partition(":")
+    protocol = protocol.lower()
     if protocol not in PROTOCOLS:
         known = ", ".join(f"{name}://" for name in PROTOCOLS if name != "memory")
         raise ConfigError("unsupported protocol in an address", found=f"{protocol}://", expected=known)
-    bucket, _, below = match["rest"].strip("/").partition("/")
+    bucket, _, below = rest.strip("/").partition("/")
     if not bucket:
         raise ConfigError("an address needs a bucket", found=text, expected=f"{protocol}://BUCKET/PATH")
     protocol = _ALIASES.get(protocol, protocol)
@@ -85,7 +81,7 @@ def as_path(text: str | AnyPath) -> AnyPath:
     if "@" in host or (":" in host and "@" in below and not host.startswith("arn:")):
         raise credentials_error("an account does" if protocol == "az" else "credentials do")
     # A presigned address has its signature in parameters. Names may contain the characters ? and # alone.
-    if re.search(r"[?#][^/]*=", match["rest"]):
+    if re.search(r"[?#][^/]*=", rest):
         raise credentials_error("parameters do")
     if protocol in _LIBRARIES:
         extra, library = _LIBRARIES[protocol]
@@ -93,8 +89,9 @@ def as_path(text: str | AnyPath) -> AnyPath:
             import_module(library)  # fsspec would hide why an import fails
     from upath import UPath
 
-    try:
-        path: UPath = UPath(f"{protocol}://{bucket}/{below}".rstrip("/"), **_OPTIONS.get(protocol, {}))
+    address, options = f"{protocol}://{bucket}/{below}".rstrip("/"), _OPTIONS.get(protocol, {})
+    try:  # listings are not cached, since other machines may write
+        path: UPath = UPath(address, use_listings_cache=False, **options)
     except ValueError:  # of a bracket, for example
         raise ConfigError("the address has no valid bucket", found=text) from None
     return path

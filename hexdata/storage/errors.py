@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from hexdata.errors import BudgetError, HexdataError, StoreError, without_secrets
-from hexdata.retry import error_number, is_disk_full
+from hexdata.errors import BudgetError, StoreError, without_secrets
+from hexdata.retry import DISK_FULL, error_number
 from hexdata.storage.address import AnyPath
 from hexdata.units import format_bytes
 
@@ -62,8 +62,6 @@ def as_object_error(path: object) -> Iterator[None]:
     """Convert the errors of a client library, of any class, to a FileNotFoundError or ObjectStoreError."""
     try:
         yield
-    except ObjectStoreError:
-        raise
     except Exception as error:
         if isinstance(error, FileNotFoundError) and code_of(error) != "NoSuchBucket":
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
@@ -94,25 +92,21 @@ def translate_errors(location: AnyPath | None = None) -> Iterator[None]:
 
     Raises:
         BudgetError: The disk is full, the quota is used up or the file has reached its maximum size.
-        StoreError: The object store failed, or a file cannot be read or written for another reason. Another
-            hexdata error that an object store has caused keeps its type and gets the message.
+        StoreError: The object store failed, also if that has caused another error of hexdata; or a file
+            cannot be read or written for another reason.
     """
     try:
         yield
     except Exception as error:
-        fault, failed = fault_behind(error), "the object store failed"
-        if fault is not None and isinstance(error, HexdataError):
-            error.reason, error.found, error.expected, error.hint = failed, fault.strerror, None, _CHECK_STORE
-            error.at(fault.filename)
-            raise
-        if fault is not None:
-            raise StoreError(failed, path=fault.filename, found=fault.strerror, hint=_CHECK_STORE) from error
+        if fault := fault_behind(error):
+            reason, found = "the object store failed", fault.strerror
+            raise StoreError(reason, path=fault.filename, found=found, hint=_CHECK_STORE) from error
         if location is None or not isinstance(error, OSError):
             raise
         named, found = error.filename, system_message(error)
         # A file descriptor, which is a number, is no name.
         path = Path(os.fsdecode(named)) if isinstance(named, str | bytes | os.PathLike) else location
-        if is_disk_full(error):
+        if error_number(error) in DISK_FULL:
             if (free := free_space(path)) is not None:
                 found += f", {format_bytes(free)} free"
             raise BudgetError("the disk is full", path=path, found=found, hint=RUN_AGAIN) from error

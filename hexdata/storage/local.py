@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from hexdata import system
 from hexdata.errors import StoreError
-from hexdata.retry import on_disk
+from hexdata.retry import on_disk, repeats_on_disk
 from hexdata.storage.errors import add_path_to_error
 from hexdata.storage.lock import HOLDER_NAME, LOCK_NAME, MAX_BYTES, locked_error
 
@@ -234,6 +234,7 @@ class LocalStorage:
         if require is not None and self.path.parent.is_dir():
             sync_folder(self.path.parent)
 
+    @repeats_on_disk
     def remove_unfinished(self, folders: Iterable[str] | None = None) -> None:
         """Remove the temporary files that killed processes left in the folder.
 
@@ -243,17 +244,13 @@ class LocalStorage:
             folders: Subfolders to clean with everything below them, besides the files directly in the folder.
                 None (default) for all.
         """
-
-        def remove() -> None:
-            pattern = f".*{_TEMPORARY_SUFFIX}"
-            searched = [self.path] if folders is None else [self.path / name for name in folders]
-            found = [path for folder in searched for path in folder.rglob(pattern)]
-            for path in (*found, *self.path.glob(pattern)):
-                # The glob alone also matches hidden files that end in .tmp and are not hexdata's.
-                if _TEMPORARY_NAME.fullmatch(path.name):
-                    path.unlink(missing_ok=True)
-
-        on_disk(remove)
+        pattern = f".*{_TEMPORARY_SUFFIX}"
+        searched = [self.path] if folders is None else [self.path / name for name in folders]
+        found = [path for folder in searched for path in folder.rglob(pattern)]
+        for path in (*found, *self.path.glob(pattern)):
+            # The glob alone also matches hidden files that end in .tmp and are not hexdata's.
+            if _TEMPORARY_NAME.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def _remove_rest(folder: Path) -> None:
@@ -355,10 +352,12 @@ def sync_folder(folder: Path) -> None:
         on_disk(system.sync_folder, folder)
 
 
-def walk_once(
-    root: Path, onerror: Callable[[OSError], None] | None = None
-) -> Iterator[tuple[Path, list[str], list[str]]]:
+def walk_once(root: Path, onerror: Callable[[OSError], None]) -> Iterator[tuple[Path, list[str], list[str]]]:
     """Walk a folder tree like ``os.walk``, following links, but visit each folder only once.
+
+    Args:
+        root: Folder at which to begin.
+        onerror: Called with the error of a folder that cannot be listed; the walk continues after it.
 
     Yields:
         The path of each folder, the list of its subfolders and the names of its files. Subfolders removed
@@ -372,8 +371,7 @@ def walk_once(
             _, subfolders, names = on_disk(lambda path: next(os.walk(path, onerror=_raise)), folder)
             resolved = folder.resolve()
         except OSError as error:
-            if onerror is not None:
-                onerror(error)
+            onerror(error)
             continue
         # By resolved path: a link to a folder above would otherwise never end.
         if resolved not in visited:

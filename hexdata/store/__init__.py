@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -302,7 +301,6 @@ class Store:
             OSError: A file could not be removed.
             StoreLockedError: The lock has been lost, so another process may have written there.
         """
-        self.require_lock()
         storage_of(self.path / folder).remove_tree(self.require_lock)
 
 
@@ -315,7 +313,7 @@ def _check_path(path: str | AnyPath) -> AnyPath:
     """
     check_location("store", path)
     try:
-        os.fsencode(str(path)).decode("utf-8")
-    except UnicodeDecodeError:
+        str(path).encode()
+    except UnicodeEncodeError:
         raise StoreError("the path of a store must be valid UTF-8", found=ascii(str(path))) from None
     return as_path(path)

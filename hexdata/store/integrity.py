@@ -141,7 +141,8 @@ def require_buckets(store: Store) -> None:
         StoreError: ``export --free-buckets`` has removed them.
     """
     if store.manifest.removed_buckets:
-        hint = f"Run `{rebuild_command(store, 'shuffled/')}` to make them again, with the same bytes."
+        [command] = rebuild_commands(store, ["shuffled/"])
+        hint = f"Run `{command}` to make them again, with the same bytes."
         raise StoreError(BUCKETS_REMOVED, path=store.path / "shuffled", hint=hint)
 
 
@@ -170,24 +171,17 @@ def rebuild_hint(store: Store, name: str) -> str:
     return f"Run `{command}` to write the file again."
 
 
-def rebuild_command(store: Store, name: str) -> str:
-    """Return the command line that writes a file of a store again with its original options.
+def rebuild_commands(store: Store, names: Iterable[str]) -> list[str]:
+    """Return the command lines that write files of a store again with their options, in running order.
 
     The tables cannot be written again in place, so their command creates a new store.
     """
-    stage = _stage_of(name)
-    target = f"{store.path}-again" if stage == "convert" else store.path
-    return stage_command(stage, store.manifest.stages.get(stage, {}), target)
-
-
-def rebuild_commands(store: Store, names: Iterable[str]) -> list[str]:
-    """Return the command lines that write files of a store again, without repetition and in running order."""
-    needed = set(names)
+    stages, lineages = {_stage_of(name) for name in names}, store.manifest.stages
     # These are made from the buckets, which have to be written again first.
-    if store.manifest.removed_buckets and any(n.startswith(("shards/", "pickles/shuffled/")) for n in needed):
-        needed.add("shuffled/")
-    ordered = sorted(needed, key=lambda name: (list(STAGES).index(_stage_of(name)), name))
-    return list(dict.fromkeys(rebuild_command(store, name) for name in ordered))
+    if store.manifest.removed_buckets and not stages.isdisjoint(("export", "pickles-shuffled")):
+        stages.add("shuffle")
+    targets = dict.fromkeys(STAGES, store.path) | {"convert": f"{store.path}-again"}
+    return [stage_command(s, lineages.get(s, {}), targets[s]) for s in STAGES if s in stages]
 
 
 def _stage_of(name: str) -> str:

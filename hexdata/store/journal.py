@@ -21,7 +21,7 @@ from hexdata import __version__
 from hexdata.errors import StoreError
 from hexdata.json_models import Count, Model, as_model, read_json
 from hexdata.storage import AnyPath, storage_of
-from hexdata.store.files import may_be_missing
+from hexdata.store.files import may_be_missing, write_bytes
 from hexdata.system import resident_bytes
 
 JOURNAL_NAME: Final = "logs/stages.jsonl"
@@ -94,11 +94,8 @@ def journaled(store: AnyPath, stage: str) -> Iterator[Callable[..., None]]:
     entry = JournalEntry(stage, finished, seconds, peak_bytes=peak, version=__version__, **result)
     with may_be_missing("the journal"):
         # Written again as a whole: objects cannot be appended to, and a kill would leave half a line.
-        before = _read(store)
-        if before and not before.endswith(b"\n"):  # a cut file: this line must not become part of its last
-            before += b"\n"
-        with storage_of(store / JOURNAL_NAME).publish() as file:
-            file.write(before + msgspec.json.encode(entry) + b"\n")
+        lines = [*_read(store).splitlines(), msgspec.json.encode(entry)]
+        write_bytes(store / JOURNAL_NAME, b"\n".join(lines) + b"\n")
 
 
 def read_journal(store: AnyPath) -> list[JournalEntry]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 from msgspec import Meta
-from msgspec import field as json_field
-from msgspec.structs import asdict
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
 from hexdata.errors import StoreError
@@ -111,8 +110,8 @@ class _Stages(Model, frozen=True):
     convert: _ConvertStage | None = None
     shuffle: _ShuffleStage | None = None
     export: _ExportStage | None = None
-    pickles_original: _PicklesStage | None = json_field(default=None, name="pickles-original")
-    pickles_shuffled: _PicklesStage | None = json_field(default=None, name="pickles-shuffled")
+    pickles_original: _PicklesStage | None = msgspec.field(default=None, name="pickles-original")
+    pickles_shuffled: _PicklesStage | None = msgspec.field(default=None, name="pickles-shuffled")
 
     def __post_init__(self) -> None:
         if (self.export or self.pickles_shuffled) and not self.shuffle:
@@ -197,9 +196,8 @@ class Manifest:
                 or a stage has recorded what :meth:`load` would refuse.
             StoreLockedError: The store's lock has been lost.
         """
-        facts = {name: getattr(self, name) for name in ("board_size", "counts", "stages", "targets")}
-        files = {name: asdict(each) for name, each in self.files.items()}
-        content = {"kind": STORE_KIND, **_VERSIONS, **facts, "files": files}
+        facts = {name: getattr(self, name) for name in ("board_size", "counts", "stages", "targets", "files")}
+        content = msgspec.to_builtins({"kind": STORE_KIND, **_VERSIONS, **facts})
         path = folder / MANIFEST_NAME
         # A stage that records what no reader accepts would make the whole store unreadable.
         as_model(_ManifestFile, content, path, what="the new manifest")

@@ -170,10 +170,8 @@ def read_rows(rows: ParquetRows, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """
     first = 0
     for path, count in rows.files:
-        if first < rows.stop and first + count > rows.start:
-            with open_parquet(path, schema) as file:
-                start = max(rows.start - first, 0)
-                yield from read_batches(file, schema, start=start, stop=rows.stop - first)
+        with open_parquet(path, schema) as file:
+            yield from read_batches(file, schema, start=max(rows.start - first, 0), stop=rows.stop - first)
         first += count
 
 
@@ -313,21 +311,14 @@ def collect(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 
 
 def read_batches(
-    file: pq.ParquetFile,
-    schema: pa.Schema,
-    *,
-    group: int | None = None,
-    start: int = 0,
-    stop: int | None = None,
-    threads: bool = True,
+    file: pq.ParquetFile, schema: pa.Schema, *, start: int = 0, stop: int | None = None, threads: bool = True
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows of an open Parquet file with the columns of ``schema``, in batches of limited size.
 
     Args:
         file: File from :func:`open_parquet`, which has checked these columns.
         schema: Columns to return.
-        group: Number of the only row group to read; None for all (default).
-        start: First row, counted from the first of these row groups. Default 0.
+        start: First row. Default 0. Row groups without any of the rows are not read.
         stop: Row after the last one; None for the end (default).
         threads: Whether columns are decoded in parallel. Default True. Arrow's threads release the Python
             file, for which they need the interpreter: a process that exits at once might abort.
@@ -336,7 +327,7 @@ def read_batches(
         StoreError: A row is larger than any that hexdata writes.
     """
     first = 0
-    for number in range(file.num_row_groups) if group is None else (group,):
+    for number in range(file.num_row_groups):
         metadata = file.metadata.row_group(number)
         after = first + metadata.num_rows
         if after > start and (stop is None or first < stop):
@@ -385,9 +376,3 @@ def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     lengths = lengths.take(column.indices) if is_coded else lengths
     found: npt.NDArray[np.int64] = lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     return found
-
-
-def read_checked(path: AnyPath, schema: pa.Schema, facts: FileFacts) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file of a store, after a check of its bytes against the manifest."""
-    with open_parquet(path, schema, facts) as file:
-        yield from read_batches(file, schema)

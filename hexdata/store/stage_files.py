@@ -136,22 +136,17 @@ class StageFiles:
         """Save the files in the ledger that are recorded and not saved yet."""
         self._ledger.save()
 
-    def publish(
-        self, lineage: dict[str, Any], further: Mapping[str, Any] | None = None, replaced: Iterable[str] = ()
-    ) -> None:
+    def publish(self, lineage: dict[str, Any], further: Mapping[str, Any] | None = None) -> None:
         """Publish the manifest with the files of this run. :meth:`remove_work` is the next and last step.
 
         Args:
             lineage: Entry of the stage in the manifest.
             further: Other files of the result, which are not in the ledger; None for no others (default).
-            replaced: Names of other files of the manifest that this run replaces. Default: none.
         """
         manifest = self._store.manifest
         # The manifest has rows, bytes and digest only; entries may have more, such as counts for the ledger.
         written = {name: _facts(entry) for name, entry in self.entries.items()}
         manifest.files = self._kept_files() | written | dict(further or {})
-        for name in replaced:
-            del manifest.files[name]
         manifest.stages[self._stage] = lineage
         # The manifest is the last file: until it exists under its name, no reader uses the files of this run.
         manifest.save(self.target)

@@ -23,7 +23,7 @@ from hexdata.show import read_game, read_position
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.sql import run_query
 from hexdata.store import Store
-from hexdata.store.integrity import rebuild_command
+from hexdata.store.integrity import rebuild_commands
 from hexdata.verify import verify_store
 from tests.pairs import FULL
 from tests.verify.altered import Altered, Change, failures, with_cell, with_column
@@ -62,7 +62,7 @@ def test_damage_is_reported_with_a_command(whole_store: Path, copy_store: CopySt
         found = failures(store)
         assert list(found) == ["files"]
         assert found["files"].startswith(f"{store / name}: ")
-        assert f"`{rebuild_command(opened, name)}`" in found["files"]
+        assert f"`{rebuild_commands(opened, [name])[0]}`" in found["files"]
         (store / name).write_bytes(data)
     for name in names:
         damage(name)
@@ -70,7 +70,7 @@ def test_damage_is_reported_with_a_command(whole_store: Path, copy_store: CopySt
     assert f"{len(names)} files are damaged" in message
     for name in names:
         assert str(store / name) in message
-        assert rebuild_command(opened, name) in message
+        assert rebuild_commands(opened, [name])[0] in message
 
 
 def test_a_store_that_is_being_written_is_not_checked(whole_store: Path, copy_store: CopyStore) -> None:
