@@ -227,11 +227,15 @@ class LocalStorage:
                 is gone afterwards, also after a crash. Default None: the folder contains unfinished work, so
                 errors of a local disk are ignored, and nothing is synced.
         """
-        if self.path.is_dir() and not self.path.is_symlink():
-            shutil.rmtree(self.path, ignore_errors=True)
-            if require is not None:
-                on_disk(_remove_rest, self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
         if require is not None and self.path.parent.is_dir():
+            # What is left raises its error. NFS keeps files that another process has open, by such names.
+            for folder, _, names in () if self.path.is_symlink() else os.walk(self.path, topdown=False):
+                for name in names:
+                    if not name.startswith(".nfs"):
+                        on_disk(Path(folder, name).unlink, missing_ok=True)
+                if not any(Path(folder).rglob(".nfs*")):
+                    on_disk(os.rmdir, folder)
             sync_folder(self.path.parent)
 
     @repeats_on_disk
@@ -251,18 +255,6 @@ class LocalStorage:
             # The glob alone also matches hidden files that end in .tmp and are not hexdata's.
             if _TEMPORARY_NAME.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-
-
-def _remove_rest(folder: Path) -> None:
-    """Remove a folder if it still exists, except files that NFS keeps while another process has them open."""
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        return
-    except OSError:
-        left = [path.name for path in folder.rglob("*") if not path.is_dir()]
-        if not left or not all(name.startswith(".nfs") for name in left):
-            raise
 
 
 def without_status_time(version: str) -> str:
@@ -310,15 +302,13 @@ class _NamedFile(io.FileIO):
         """Write some bytes and return their number."""
         return self._repeat(super().write, data)
 
+    @repeats_on_disk
     def _repeat(self, operation: Callable[[Any], int | None], buffer: Any) -> int:
-        def attempt() -> int:
-            count = operation(buffer)
-            if count is None:  # what Python returns for the error EAGAIN
-                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            return count
-
         with add_path_to_error(self._path):
-            return on_disk(attempt)
+            count = operation(buffer)
+        if count is None:  # what Python returns for the error EAGAIN
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(self._path))
+        return count
 
 
 def open_file(path: Path) -> BufferedReader:

@@ -128,11 +128,10 @@ def hold_lease(store: AnyPath, file: Any, stage: str) -> Iterator[Callable[[], N
 
     def read() -> bytes:
         nonlocal tag
-        try:
+        with suppress(FileNotFoundError):
             data, tag = file.read_tagged(MAX_BYTES)
-        except FileNotFoundError:
-            return b""
-        return bytes(data)
+            return bytes(data)
+        return b""
 
     holder = _parse(before := read())
     # The system uses process ids again, so the start time is compared, too.

@@ -374,5 +374,4 @@ def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
         return np.zeros(len(column), np.int64)
     lengths = pc.binary_length(column.dictionary if is_coded else column)
     lengths = lengths.take(column.indices) if is_coded else lengths
-    found: npt.NDArray[np.int64] = lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    return found
+    return np.asarray(lengths.fill_null(0).to_numpy(zero_copy_only=False), np.int64)

@@ -379,8 +379,7 @@ def parse_sql(con: DuckDBPyConnection, text: str) -> list[SyntaxNode]:
         raise ValueError("the SQL is too deeply nested") from error
     if content["error"]:
         raise ValueError(content["error_message"])
-    statements: list[SyntaxNode] = content["statements"]
-    return statements
+    return list(content["statements"])
 
 
 def syntax_nodes(tree: Any) -> Iterator[SyntaxNode]:
