@@ -196,7 +196,7 @@ def _write_shards(run: ExportRun, options: ExportOptions) -> int:
 
     # Measured: rows exist several times, in the batch that is read and in the block that is written.
     rows_of_block = min(options.block_size, max(map(len, buckets.values())))
-    memory = 512 * rows_of_block
+    memory = 512 * max(0, rows_of_block - ExportOptions.block_size)  # besides a block of the default size
     if with_policies:
         policies_of_block = min(rows_of_block, max(shuffle["policies"].values()))
         memory += (64 << 20) + 36 * manifest.board_size**2 * policies_of_block
