@@ -15,7 +15,7 @@ from hexdata.errors import ConfigError
 from hexdata.live import LiveLoader, load_live_config, make_pipeline
 from hexdata.live.options import LiveOptions
 from hexdata.live.trial import run_live_trial
-from hexdata.loader import Loader
+from hexdata.loader import LoaderOptions, SplitOptions
 from hexdata.pipeline import DemoSection, demo_config, load_config
 from hexdata.storage import as_path
 
@@ -76,12 +76,13 @@ REFUSING = {
     "hexdata.live.make_pipeline(directory)": lambda place: make_pipeline(LiveOptions(), place),
     "hexdata.live.LiveLoader(directory)": LiveLoader,
     "hexdata.live.LiveLoader(config)": lambda place: LiveLoader(".", config=place),
+    "hexdata.loader.LoaderOptions(cache)": lambda place: LoaderOptions(cache=place),
+    "hexdata.loader.SplitOptions(cache)": lambda place: SplitOptions(cache=place),
 }
 """By the parameters of public functions that are annotated as a ``Path``."""
 FURTHER = {
     "DemoSection": lambda place: DemoSection(folder=place),
     "run_live_trial": run_live_trial,
-    "Loader(cache)": lambda place: Loader("store", cache=place),
 }
 
 
