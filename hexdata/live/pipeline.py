@@ -96,9 +96,8 @@ class Pipeline:
         self._check_process()
         while self.coordinator.warnings:
             warnings.warn(self.coordinator.warnings.popleft(), stacklevel=_TRAINER)
-        last = self.stages[-1].sink
         with suppress(Stopped):
-            return self.coordinator.wait_for(last.pop, timeout, last.changed, is_stage=False)
+            return self.coordinator.wait_for(self.stages[-1].sink.pop, timeout, is_stage=False)
         if self.coordinator.error is not None:
             raise self.coordinator.error
         raise StopIteration

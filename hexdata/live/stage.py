@@ -52,8 +52,8 @@ class Coordinator:
         """Board size of all games: that of the first one. Part of the state of the pipeline."""
         # Acquired directly: Ctrl-C in the Python code of a condition could leave the lock held.
         self._lock = threading.RLock()
-        self._conditions: list[threading.Condition] = []
-        self._changed = self.new_condition()
+        self._changed = threading.Condition(self._lock)
+        """Notified after each change of a queue. All threads wait for it: they are few."""
         self._process_id = os.getpid()
 
     def require_size(self, size: int) -> None:
@@ -73,16 +73,10 @@ class Coordinator:
         """True in a fork of the process, which has no such threads and may find the lock held forever."""
         return os.getpid() != self._process_id
 
-    def new_condition(self) -> threading.Condition:
-        """Return a condition on the shared lock, so that a change wakes only the threads it concerns."""
-        self._conditions.append(threading.Condition(self._lock))
-        return self._conditions[-1]
-
     def wake(self) -> None:
         """Let all waiting threads try again."""
         with self._lock:
-            for condition in self._conditions:
-                condition.notify_all()
+            self._changed.notify_all()
 
     def stop(self, error: BaseException | None = None) -> None:
         """Stop the pipeline: threads that wait, now or later, get :class:`Stopped`."""
@@ -99,7 +93,6 @@ class Coordinator:
         self,
         attempt: Callable[[], Result | None],
         timeout: float | None = None,
-        condition: threading.Condition | None = None,
         *,
         is_stage: bool = True,
     ) -> Result | None:
@@ -107,9 +100,8 @@ class Coordinator:
 
         Args:
             attempt: Function that takes or puts an item if it can. It runs under the lock and must not wait.
+                It is called again after each :meth:`wake`, and each change of a queue.
             timeout: Seconds after which None is returned. None (default) for no limit.
-            condition: Condition that is notified when another attempt may succeed. By default, :meth:`wake`
-                notifies.
             is_stage: False for the thread of the trainer, which is never suspended. Default True.
 
         Raises:
@@ -125,7 +117,7 @@ class Coordinator:
             return result is not None
 
         with self._lock:
-            (condition or self._changed).wait_for(is_ready, timeout)
+            self._changed.wait_for(is_ready, timeout)
         return result
 
 
@@ -139,15 +131,13 @@ class Queue:
         self.accepted = 0
         self.items: deque[Any] = deque()
         """Items in the queue, oldest first. Only the methods change it, except before the start."""
-        self.changed = coordinator.new_condition()
-        """Notified after each change. Only the producers and consumers of this queue wait for it."""
+        self._coordinator = coordinator
         self._is_closed = False
 
     def close(self) -> None:
         """Close the queue: its producers have ended. Consumers can still take the remaining items."""
-        with self.changed:
-            self._is_closed = True
-            self.changed.notify_all()
+        self._is_closed = True
+        self._coordinator.wake()
 
     def accept(self, item: Any) -> bool | None:
         """Append an item without waiting; return None if the producer has to wait. Needs the lock."""
@@ -155,8 +145,7 @@ class Queue:
             return None
         self.items.append(item)
         self.accepted += 1
-        # All, since producers and consumers wait for one condition; one call could wake the wrong thread.
-        self.changed.notify_all()
+        self._coordinator.wake()
         return True
 
     def pop(self) -> Any:
@@ -168,7 +157,7 @@ class Queue:
             InputEnded: The queue is closed and empty.
         """
         if self.items:
-            self.changed.notify_all()
+            self._coordinator.wake()
             return self.items.popleft()
         if self._is_closed:
             raise InputEnded
@@ -301,14 +290,10 @@ class Stage(ABC):
             Stopped: The input has ended, or the pipeline has stopped.
         """
         assert self.source is not None
-        return self.wait_for(worker, self.source.pop, timeout, self.source.changed)
+        return self.wait_for(worker, self.source.pop, timeout)
 
     def wait_for(
-        self,
-        worker: Worker,
-        attempt: Callable[[], Result | None],
-        timeout: float | None = None,
-        condition: threading.Condition | None = None,
+        self, worker: Worker, attempt: Callable[[], Result | None], timeout: float | None = None
     ) -> Result | None:
         """Wait until ``attempt()`` returns something other than None, and return that.
 
@@ -320,7 +305,7 @@ class Stage(ABC):
         if worker.busy_since is not None:
             worker.busy_seconds += time.monotonic() - worker.busy_since
             worker.busy_since = None
-        result = self.coordinator.wait_for(attempt, timeout, condition)
+        result = self.coordinator.wait_for(attempt, timeout)
         worker.busy_since = time.monotonic()
         return result
 
@@ -339,7 +324,7 @@ class Stage(ABC):
 
         worker.pending.extend(items)
         while worker.pending:
-            self.wait_for(worker, put_first, condition=self.sink.changed)
+            self.wait_for(worker, put_first)
 
     def run(self, worker: Worker) -> None:
         """Run one thread: the work, and in the last thread the end of the stage."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import pickle
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -203,8 +204,9 @@ class Interrupting(Transform):
     def process(self, item: Any) -> Iterable[Any]:
         if not self.counts:
             self.count("interrupted")
-            until(lambda: self.stages[-1].sink.changed._waiters)  # type: ignore[attr-defined]
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            trainer = threading.main_thread().ident or 0
+            until(lambda: sys._current_frames()[trainer].f_code.co_name == "wait")
+            signal.pthread_kill(trainer, signal.SIGINT)
         return ()
 
 
