@@ -83,7 +83,6 @@ class ChunkSourceLoader(Transform):
         if self.board_size is not None:
             check_count("board_size", self.board_size, MIN_SIZE, MAX_SIZE)
         self._bad: deque[tuple[str, str]] = deque(maxlen=NAMED_FILES)
-        self._has_games = False
 
     def process(self, item: str) -> Iterable[ChunkSource | str]:
         """Read one file; return nothing for a bad file or one without new games."""
@@ -106,8 +105,7 @@ class ChunkSourceLoader(Transform):
             self.count("positions", sum(chunk.positions for chunk in source.chunks))
             # It was bad while it was being written.
             self._bad = deque([each for each in self._bad if each[0] != printable(item)], NAMED_FILES)
-            # A new file without a game of this split is passed on, too: the pool reports the newest file.
-            return [source] if source.chunks or is_new else []
+            return [source] if source.chunks else []
         self.count("bad_files")
         self.count(f"bad.{code}")
         self._bad.append((printable(item), printable(f"{code}: {reason}")))
@@ -199,7 +197,6 @@ class ChunkSourceLoader(Transform):
             ranks = [int.from_bytes(chunk.game_hash[8:], "big") % self.world_size for chunk in chunks]
             chunks = [chunk for chunk, rank in zip(chunks, ranks, strict=True) if rank == self.rank]
             self.count("other_rank", len(ranks) - len(chunks))
-        self._has_games = self._has_games or bool(chunks)
         return chunks
 
     def notes(self) -> dict[str, Any]:
@@ -208,14 +205,9 @@ class ChunkSourceLoader(Transform):
         return {"bad": bad} if bad else {}
 
     def wait_reason(self) -> str | None:
-        """Return why no game was passed on, or read again after a restart."""
-        names = ("other_split", "other_rank", "bad_files")
-        counted = [f"{name} {self.counts[name]:,}" for name in names if self.counts.get(name)]
-        if self._has_games or not (counted or any(worker.busy_since for worker in self.workers)):
-            return None
-        bad = "; {}: {}".format(*self._bad[-1]) if self._bad else ""
-        found = ", ".join(counted) or "the first file is being read"
-        return f"no game of split {self.split} and rank {self.rank} so far: {found}{bad}"
+        """Return the counts if no game was passed on, and the last bad file."""
+        reason = super().wait_reason()
+        return reason and "; ".join([reason, *map(": ".join, list(self._bad)[-1:])])
 
 
 def _digest(chunks: Iterable[Chunk]) -> bytes:

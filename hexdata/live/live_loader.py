@@ -21,7 +21,7 @@ from hexdata.live.stage import check_number
 from hexdata.order import ORDER_VERSION
 from hexdata.storage import local_path
 
-_STATE_VERSION: Final = 7
+_STATE_VERSION: Final = 8
 """Increased when the content of a state changes. States of other versions are refused, never converted."""
 _LONGEST_WAIT: Final = 1.0
 """Longest wait in seconds: a Ctrl-C at the moment a wait begins is handled only when the wait ends."""

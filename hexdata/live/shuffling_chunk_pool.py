@@ -85,7 +85,6 @@ class ShufflingChunkPool(Stage):
         "passes": Number,
         "undrawn": npt.NDArray[np.bool_],
         "scanned": bool,
-        "newest": str,
         "games": list[tuple[str, Number, bytes] | None],
     }
 
@@ -100,7 +99,6 @@ class ShufflingChunkPool(Stage):
         self._shuffler = StreamShuffler(self.seed)
         self._chunks: list[Chunk | None] = []
         """The games of the window, by their numbers. None for a game whose file was missing on resuming."""
-        self._newest_file = ""
         self._is_scanned = False
         self._has_input_ended = False
         self._missing: deque[tuple[str, str]] = deque(maxlen=NAMED_FILES)
@@ -155,7 +153,6 @@ class ShufflingChunkPool(Stage):
             self._is_scanned = True
             return
         with self._lock:
-            self._newest_file = source.name
             numbered = enumerate(source.chunks, self._shuffler.upper)
             self._chunks += [replace(chunk, number=number) for number, chunk in numbered]
             self._shuffler.extend(len(source.chunks))
@@ -170,8 +167,8 @@ class ShufflingChunkPool(Stage):
         """Return the progress of the draws, and what identifies the games in the window."""
         # Not the games themselves, which would make the state as large as the pool.
         games = [chunk and (chunk.source, chunk.index, chunk.game_hash) for chunk in self._chunks]
-        names = {"scanned": self._is_scanned, "newest": self._newest_file, "games": games}
-        return {name: getattr(self._shuffler, name) for name in _PROGRESS} | names
+        progress = {name: getattr(self._shuffler, name) for name in _PROGRESS}
+        return {**progress, "scanned": self._is_scanned, "games": games}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a state and read the files of its window again.
@@ -184,7 +181,7 @@ class ShufflingChunkPool(Stage):
         if undrawn.shape != (len(games),) or not (undrawn.any() or not games):
             raise ValueError(f"{undrawn.shape} draws of {len(games)} games")
         self._shuffler = StreamShuffler(self.seed, **{name: state[name] for name in _PROGRESS})
-        self._is_scanned, self._newest_file = state["scanned"], state["newest"]
+        self._is_scanned = state["scanned"]
         self._chunks = [None] * len(games)
         games_of: dict[str, list[tuple[int, int, bytes]]] = {}
         for offset, game in enumerate(games):
@@ -220,9 +217,11 @@ class ShufflingChunkPool(Stage):
         return {**super().metrics(), **found, "uses": found["draws"] / max(found["entered"], 1), **allowed}
 
     def notes(self) -> dict[str, Any]:
-        """Return the ``newest`` file received, and the last ``missing`` files: (name, reason)."""
+        """Return the file of the ``newest`` game, and the last ``missing`` files: (name, reason)."""
+        with self._lock:
+            newest = next((chunk.source for chunk in reversed(self._chunks) if chunk is not None), "")
         missing = {"missing": list(self._missing)} if self._missing else {}
-        return {"newest": printable(self._newest_file), **missing}
+        return {"newest": printable(newest), **missing}
 
     def wait_reason(self) -> str | None:
         """Return that too few games were received, or that all were drawn as often as ``reuse`` allows."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hexdata.live.chunk import Number
-from hexdata.live.stage import Transform, check_number
+from hexdata.live.stage import Transform
 from hexdata.order import Permutation, derive_key, uniform_draw
 from hexdata.schema import FULL_WEIGHT
 from hexdata.shards.blocks import Block, block_length, row_fields, slice_rows
@@ -28,11 +28,9 @@ _DRAIN_ROWS: Final = 4096
 class ShufflingFrameSampler(Transform):
     """Mixes positions in a reservoir: blocks in, blocks out.
 
-    The stage emits nothing until the reservoir holds ``prefill`` of its capacity. After that, each new
-    position replaces the one at a uniformly drawn row, which is emitted. Until the reservoir is full, half of
-    the positions of a block are added and the other half are swapped. When the input closes, all remaining
-    positions are emitted in random order. Each input position is emitted exactly once, even if the reservoir
-    was never full.
+    The stage emits nothing until the reservoir is full. After that, each new position replaces the one at a
+    uniformly drawn row, which is emitted. When the input closes, all remaining positions are emitted in
+    random order. Each input position is emitted exactly once, even if the reservoir was never full.
 
     Rows stay packed, in one array per field that is allocated when the first block arrives. Dense policies
     and policy weights are held for all rows as soon as one block has them.
@@ -43,23 +41,16 @@ class ShufflingFrameSampler(Transform):
     Args:
         seed: Seed of the draws, which also depend on the number of earlier draws.
         reservoir: Capacity of the reservoir in positions. Default 1,000,000.
-        prefill: Share of the capacity that is filled before positions are emitted, from 0 to 1. Default 1.0.
-
-    Raises:
-        ConfigError: The capacity is below 1, or the share is not from 0 to 1.
     """
 
     seed: int
     reservoir: int = 1_000_000
-    prefill: float = 1.0
 
     consumes = produces = "blocks"
     kept: ClassVar = {"rows": Block, "swapped": Number, "drained": Number}
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.min_filled = max(1, int(self.reservoir * check_number("prefill", self.prefill, 1, zero=True)))
-        """Number of rows held before any is emitted."""
         self._key = derive_key(self.seed, "live", "reservoir")
         self._fields: Block = {}
         self._filled = 0
@@ -78,9 +69,9 @@ class ShufflingFrameSampler(Transform):
 
     def wait_reason(self) -> str | None:
         """Return that the reservoir is being filled."""
-        if not 0 < self.held < self.min_filled:
+        if not 0 < self.held < self.reservoir:
             return None
-        return f"the reservoir has {self.held:,} of the {self.min_filled:,} positions before the first batch"
+        return f"the reservoir has {self.held:,} of the {self.reservoir:,} positions before the first batch"
 
     def process(self, item: Block) -> list[Block]:
         """Add the rows of a block; return the rows they replace as one block, or an empty list.
@@ -94,9 +85,7 @@ class ShufflingFrameSampler(Transform):
                 array[: len(remaining)] = array[remaining]
             self._filled, self._drained = len(remaining), 0
         rows = block_length(item)
-        # All rows are added until the reservoir may emit; then half of them, so that it grows while it emits.
-        added = min(rows, max(0, self.min_filled - self._filled))
-        added += min(-(-(rows - added) // 2), self.reservoir - self._filled - added)
+        added = min(rows, self.reservoir - self._filled)
         self._append(slice_rows(item, 0, added))
         return [self._exchange(slice_rows(item, added, rows))] if added < rows else []
 

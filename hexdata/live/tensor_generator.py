@@ -7,18 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar
 
 from hexdata.batch import Batch, BatchOptions, make_batch
-from hexdata.checks import check_choice
 from hexdata.live.chunk import Number
 from hexdata.live.stage import Transform
 from hexdata.schema import board_size_of
 from hexdata.shards.blocks import Block, block_length, join_blocks, slice_rows
-
-LastBatch = Literal["short", "drop"]
-"""Treatment of the positions at the end of the input that do not fill a batch: deliver a short batch, or drop
-them."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -35,8 +30,6 @@ class TensorGenerator(Transform):
         batch_size: Positions per batch.
         batch: Fields and options of batches.
         seed: Seed for the draws of symmetries and value weights.
-        remainder: Treatment of the positions left when the input ends: ``"short"`` (default) delivers a short
-            batch, ``"drop"`` drops them.
         threads: Number of threads of the stage. Default 1.
 
     Raises:
@@ -46,7 +39,6 @@ class TensorGenerator(Transform):
     batch_size: int
     batch: BatchOptions
     seed: int
-    remainder: LastBatch = "short"
     threads: int = 1
 
     consumes = "blocks"
@@ -55,7 +47,6 @@ class TensorGenerator(Transform):
 
     def __post_init__(self) -> None:
         super().__init__(threads=self.threads)
-        check_choice("remainder", self.remainder, get_args(LastBatch))
         self._pending: list[Block] = []
         self._batches = 0
 
@@ -76,8 +67,8 @@ class TensorGenerator(Transform):
         return [self._make(number, part) for number, part in enumerate(parts, first)]
 
     def finish(self) -> Iterable[Batch]:
-        """Return the last, short batch; nothing if no positions are left or the remainder is dropped."""
-        if not self._pending or self.remainder == "drop":
+        """Return the last, short batch; nothing if no positions are left."""
+        if not self._pending:
             return ()
         number, block = self._batches, join_blocks(self._pending)
         self._batches, self._pending = number + 1, []

@@ -46,10 +46,8 @@ def unpacker(**options: Any) -> ChunkUnpacker:
     return ChunkUnpacker(**{"seed": 3, "pool_size": 100, "positions_per_game": "all", **options})
 
 
-def sampler(size: int, least: int, seed: int = 5) -> ShufflingFrameSampler:
-    stage = ShufflingFrameSampler(seed=seed, reservoir=size)
-    stage.min_filled = least
-    return stage
+def sampler(size: int) -> ShufflingFrameSampler:
+    return ShufflingFrameSampler(seed=5, reservoir=size)
 
 
 BATCHES = BatchOptions(fields=FIELDS, symmetry=True, tier_probability=(1.0, 0.5, 0.5, 0.0), planes=3)
@@ -83,9 +81,9 @@ CASES = {
     "relabeller": Case(lambda: ChunkRelabeller(relabel=lambda chunk, block: Targets()), MOVES),
     "unpacker of whole games": Case(unpacker, MOVES),
     "unpacker of some positions": Case(lambda: unpacker(positions_per_game=2), GAMES, once=False),
-    "sampler that fills": Case(lambda: sampler(23, 20), BLOCKS),
-    "sampler of one position": Case(lambda: sampler(1, 1), BLOCKS),
-    "sampler that never fills": Case(lambda: sampler(500, 400), BLOCKS),
+    "sampler that fills": Case(lambda: sampler(23), BLOCKS),
+    "sampler of one position": Case(lambda: sampler(1), BLOCKS),
+    "sampler that never fills": Case(lambda: sampler(500), BLOCKS),
     "tensors": Case(generator, BLOCKS),
 }
 
@@ -156,8 +154,6 @@ DRAWS = {"seed": 1, "pool_size": 4}
         (ChunkRelabeller, {"relabel": len, "threads": 0}),
         *((ChunkRelabeller, {"relabel": each}) for each in ("nowhere.at.all:f", "os:no_such", "", 5)),
         (ChunkUnpacker, {"positions_per_game": 0} | DRAWS),
-        *((ShufflingFrameSampler, {"prefill": each, "seed": 0}) for each in (1.1, -0.1, True)),
-        (generator, {"remainder": "pad"}),
     ],
 )
 def test_invalid_options_are_refused(make: Any, wrong: dict[str, Any], tmp_path: Any) -> None:
@@ -336,18 +332,13 @@ def block_of(start: int, rows: int, dense: Iterable[bool] = ()) -> Block:
         st.tuples(st.integers(1, 20), st.lists(st.booleans(), max_size=20)), min_size=1, max_size=12
     ),
     size=st.integers(1, 25),
-    share=st.integers(0, 4),
 )
-def test_swapping_a_block_equals_swapping_row_by_row(
-    blocks: list[tuple[int, list[bool]]], size: int, share: int
-) -> None:
+def test_swapping_a_block_equals_swapping_row_by_row(blocks: list[tuple[int, list[bool]]], size: int) -> None:
     """In such small reservoirs, nearly every block draws some index twice."""
-    least = max(1, size * share // 4)
-    reservoir, held, swapped, key = sampler(size, least), list[Any](), 0, derive_key(5, "live", "reservoir")
+    reservoir, held, swapped, key = sampler(size), list[Any](), 0, derive_key(5, "live", "reservoir")
     for number, (length, dense) in enumerate(blocks):
         rows, expected = rows_of([block_of(20 * number, length, dense)]), []
-        first = min(length, max(0, least - len(held)))
-        added = first + min((length - first + 1) // 2, size - len(held) - first)
+        added = min(length, size - len(held))
         held += rows[:added]
         for row in rows[added:]:
             index = int(float(uniform_draw([swapped], key)[0]) * len(held))
@@ -356,7 +347,7 @@ def test_swapping_a_block_equals_swapping_row_by_row(
             held[index] = row
         assert rows_of(reservoir.process(block_of(20 * number, length, dense))) == expected
         assert reservoir.held == len(held)
-        assert bool(reservoir.wait_reason()) == (len(held) < least)
+        assert bool(reservoir.wait_reason()) == (len(held) < size)
     left = sorted(rows_of(reservoir.finish()), key=lambda row: row["position_id"])
     assert left == sorted(held, key=lambda row: row["position_id"])
 
@@ -368,14 +359,13 @@ def test_swapping_a_block_equals_swapping_row_by_row(
 @given(
     sizes=st.lists(st.integers(0, 6), min_size=1, max_size=8),
     batch_size=st.integers(1, 40),
-    drop=st.booleans(),
 )
-def test_batches_contain_the_rows_in_order(sizes: list[int], batch_size: int, drop: bool) -> None:
-    stage = generator(batch_size, remainder="drop" if drop else "short")
+def test_batches_contain_the_rows_in_order(sizes: list[int], batch_size: int) -> None:
+    stage = generator(batch_size)
     found = [batch for size in sizes for batch in stage.process(BLOCKS[size])]
     found += stage.finish()
     rows = join_blocks([BLOCKS[size] for size in sizes])
-    starts = range(0, len(rows["move"]) - (batch_size - 1 if drop else 0), batch_size)
+    starts = range(0, len(rows["move"]), batch_size)
     assert len(found) == len(starts)
     for number, (batch, start) in enumerate(zip(found, starts, strict=True)):
         part = slice_rows(rows, start, min(start + batch_size, len(rows["move"])))
@@ -399,7 +389,7 @@ def test_the_draws_are_pinned() -> None:
     stage, chunk = unpacker(positions_per_game=3), replace(block_chunk(0, 8), number=17)
     plies = [sorted(each % PLY_STRIDE for each in ids_of(stage.process((chunk,)))) for _ in range(4)]
     assert plies == [[0, 5, 6], [3, 4, 7], [1, 2, 3], [1, 2, 6]]
-    reservoir = sampler(4, 4)
+    reservoir = sampler(4)
     assert reservoir.process(block_of(0, 4)) == []
     assert ids_of(reservoir.process(block_of(4, 6))) == [0, 4, 5, 3, 6, 1]
     assert ids_of(reservoir.finish()) == [7, 9, 2, 8]
