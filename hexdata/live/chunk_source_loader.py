@@ -205,9 +205,12 @@ class ChunkSourceLoader(Transform):
         return {"bad": bad} if bad else {}
 
     def wait_reason(self) -> str | None:
-        """Return the counts if no game was passed on, and the last bad file."""
-        reason = super().wait_reason()
-        return reason and "; ".join([reason, *map(": ".join, list(self._bad)[-1:])])
+        """Return the counts if there is no game to pass on since the start, and the last bad file."""
+        counted = [f"{name} {amount:,}" for name, amount in sorted(self.counts.items()) if amount]
+        if self.counts.get("games") or not counted:
+            return None
+        bad = "; {}: {}".format(*self._bad[-1]) if self._bad else ""
+        return f"no game of split {self.split} and rank {self.rank}: {', '.join(counted)}{bad}"
 
 
 def _digest(chunks: Iterable[Chunk]) -> bytes:

@@ -20,9 +20,10 @@ from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo.games import DemoGame
 from hexdata.formats.trmph import write_trmph
 from hexdata.live import Chunk
+from hexdata.live.chunk import SCANNED
 from hexdata.live.chunk_source_loader import ChunkSourceLoader
 from tests.demo_games import demo_games
-from tests.live.made import N, Row, examples, write_pickle
+from tests.live.made import Given, N, Row, examples, piped, rest, write_pickle
 
 NAMES = (
     "position_in_game",
@@ -257,3 +258,17 @@ def test_each_game_belongs_to_one_rank_in_every_file(tmp_path: Path) -> None:
     assert sum(ranks, Counter()) == of()
     assert sum(map(len, ranks)) == len(of())
     assert min(map(len, ranks)) > 3
+
+
+def test_the_reason_to_wait_names_the_last_bad_file(tmp_path: Path) -> None:
+    """Also if the existing files were all found, which the stage passes on."""
+    (tmp_path / "bad.trmph").write_text("no game\n")
+    loader = ChunkSourceLoader(directory=tmp_path, split="val", val=0.0)
+    with piped(Given(["bad.trmph", SCANNED]), loader) as pipeline:
+        pipeline.start()
+        assert list(rest(pipeline)) == [SCANNED]
+        assert re.search(r"bad_files 1.* bad\.trmph: no-positions", str(pipeline.wait_reason()))
+        write_trmph(tmp_path / "a.trmph", games(3), N)
+        assert list(loader.process("a.trmph")) == []
+        assert "no game of split val" in str(loader.wait_reason())
+        assert "other_split 3" in str(loader.wait_reason())
