@@ -12,11 +12,12 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
+from hexdata.errors import StoreError
 from hexdata.live.chunk import Number
 from hexdata.live.stage import Transform
 from hexdata.order import Permutation, derive_key, uniform_draw
-from hexdata.schema import FULL_WEIGHT
-from hexdata.shards.blocks import Block, block_length, row_fields, slice_rows
+from hexdata.schema import is_target
+from hexdata.shards.blocks import Block, block_length, null_rows, row_fields, slice_rows
 
 _HAS_POLICY: Final = "has_policy"
 """Field of held rows: whether the row has a dense policy."""
@@ -154,19 +155,28 @@ class ShufflingFrameSampler(Transform):
             rows[_HAS_POLICY][block["policy_row"]] = True
             rows["policy"] = np.zeros((count, block["policy"].shape[1]), np.float32)
             rows["policy"][block["policy_row"]] = block["policy"]
+        if not self._fields:  # memory of zeros is taken when it is written to
+            self._fields = {
+                name: np.zeros((self.reservoir, *each.shape[1:]), each.dtype) for name, each in rows.items()
+            }
         for name in rows.keys() - self._fields.keys():
-            self._fields[name] = _default_rows(name, self.reservoir, rows[name])
+            self._fields[name] = _absent_rows(name, self.reservoir, rows[name])
         for name in self._fields.keys() - rows.keys():
-            rows[name] = _default_rows(name, count, self._fields[name])
+            rows[name] = _absent_rows(name, count, self._fields[name])
         return rows
 
 
-def _default_rows(name: str, count: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return rows without a policy, or with full weight. Memory of zeros is taken when it is written to."""
-    rows = np.zeros((count, *like.shape[1:]), like.dtype)
-    if name == "policy_weight":
-        rows[:] = FULL_WEIGHT
-    return rows
+def _absent_rows(name: str, count: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return rows of a field that the blocks of these rows lack: without a policy, or null.
+
+    Raises:
+        StoreError: Every block has this field.
+    """
+    if is_target(name):
+        return null_rows(name, count)
+    if name not in ("policy", _HAS_POLICY):
+        raise StoreError("blocks have different fields", found=f"only some with {name}")
+    return np.zeros((count, *like.shape[1:]), like.dtype)
 
 
 def _rows_to_block(rows: Block) -> Block:

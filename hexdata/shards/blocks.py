@@ -96,6 +96,11 @@ def null_of(name: str) -> float:
     return np.nan if null is None else null
 
 
+def null_rows(name: str, count: int) -> npt.NDArray[Any]:
+    """Return ``count`` rows of an optional column, all null."""
+    return np.full(count, null_of(name), FIELDS.get(name, _EXTRA).dtype)
+
+
 class FieldSpec(Model, frozen=True):
     """One field of a block: its NumPy type string and its shape without the leading dimension."""
 
@@ -186,17 +191,18 @@ def slice_rows(block: Block, start: int, stop: int) -> Block:
 def join_blocks(blocks: Sequence[Block]) -> Block:
     """Concatenate blocks; return a single block unchanged.
 
-    If any block has the fields of policies, or ``policy_weight``, the result has them too.
+    If any block has the fields of policies, or an optional column, the result has them too: an optional
+    column of a block that lacks it is null.
 
     Raises:
         StoreError: The blocks have different fields.
     """
     if len(blocks) == 1:
         return blocks[0]
-    # A part of a store without masks has no such column, and means the full weight.
-    if any("policy_weight" in block for block in blocks):
-        full = np.float32(FULL_WEIGHT)
-        blocks = [{"policy_weight": np.full(block_length(each), full), **each} for each in blocks]
+    # A part of a store without masks has no ``policy_weight``, whose null is the full weight.
+    if targets := {*filter(is_target, set().union(*blocks))}:
+        absent = [{name: null_rows(name, block_length(b)) for name in targets - b.keys()} for b in blocks]
+        blocks = [block | nulls for block, nulls in zip(blocks, absent, strict=True)]
     names = blocks[0].keys() - _NO_ROW_FIELDS
     for block in blocks:
         if (found := block.keys() - _NO_ROW_FIELDS) != names:
@@ -235,7 +241,7 @@ def columns_to_block(
     block: Block = {}
     for name, spec in block_fields(board_size, with_policy=False, targets=targets).items():
         if is_target(name) and name not in table.schema.names:
-            block[name] = np.full(table.num_rows, null_of(name), spec.dtype)
+            block[name] = null_rows(name, table.num_rows)
             continue
         column = table.column(name)
         if (name in SENTINELS or is_target(name)) and column.null_count:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hexdata.batch import FIELDS, BatchOptions, make_batch
-from hexdata.errors import ConfigError, HexdataError
+from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.games.findings import Flag
 from hexdata.live import Chunk, Targets, shuffling_frame_sampler
 from hexdata.live.chunk import PLY_STRIDE
@@ -350,6 +350,22 @@ def test_swapping_a_block_equals_swapping_row_by_row(blocks: list[tuple[int, lis
         assert bool(reservoir.wait_reason()) == (len(held) < size)
     left = sorted(rows_of(reservoir.finish()), key=lambda row: row["position_id"])
     assert left == sorted(held, key=lambda row: row["position_id"])
+
+
+def test_optional_columns_that_a_block_lacks_are_null() -> None:
+    """Other fields that are missing are an error, and not zeros."""
+    plain, given = block_of(0, 4), {"visits": (np.int32, -1), "root_value": (np.float32, np.nan)}
+    given |= {"extra.x": (np.float64, np.nan), "policy_weight": (np.float32, 1)}
+    searched = {**block_of(4, 4), **{name: np.full(4, 0.5).astype(kind) for name, (kind, _) in given.items()}}
+    for first, second in ((plain, searched), (searched, plain)):
+        stage = sampler(4)
+        joined = join_blocks([*stage.process(first), *stage.process(second), *stage.finish()])
+        for name, (kind, null) in given.items():
+            expected = np.where(joined["position_id"] < 4, null, searched[name][0])
+            assert joined[name].dtype == kind
+            np.testing.assert_array_equal(joined[name], expected)
+        with pytest.raises(StoreError, match="different fields"):
+            stage.process({"position_id": np.arange(3)})
 
 
 # --- tensors ----------------------------------------------------------------------------------------------
