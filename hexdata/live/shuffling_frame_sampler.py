@@ -155,10 +155,9 @@ class ShufflingFrameSampler(Transform):
             rows[_HAS_POLICY][block["policy_row"]] = True
             rows["policy"] = np.zeros((count, block["policy"].shape[1]), np.float32)
             rows["policy"][block["policy_row"]] = block["policy"]
-        if not self._fields:  # memory of zeros is taken when it is written to
-            self._fields = {
-                name: np.zeros((self.reservoir, *each.shape[1:]), each.dtype) for name, each in rows.items()
-            }
+        differing = (rows.keys() ^ self._fields.keys()) - {"policy", _HAS_POLICY}
+        if self._fields and not all(map(is_target, differing)):
+            raise StoreError("blocks have different fields", found=f"only some have {', '.join(differing)}")
         for name in rows.keys() - self._fields.keys():
             self._fields[name] = _absent_rows(name, self.reservoir, rows[name])
         for name in self._fields.keys() - rows.keys():
@@ -167,16 +166,9 @@ class ShufflingFrameSampler(Transform):
 
 
 def _absent_rows(name: str, count: int, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return rows of a field that the blocks of these rows lack: without a policy, or null.
-
-    Raises:
-        StoreError: Every block has this field.
-    """
-    if is_target(name):
-        return null_rows(name, count)
-    if name not in ("policy", _HAS_POLICY):
-        raise StoreError("blocks have different fields", found=f"only some with {name}")
-    return np.zeros((count, *like.shape[1:]), like.dtype)
+    """Return rows without a policy, or whose optional column is null."""
+    # Memory of zeros is taken when it is written to.
+    return null_rows(name, count) if is_target(name) else np.zeros((count, *like.shape[1:]), like.dtype)
 
 
 def _rows_to_block(rows: Block) -> Block:
