@@ -1,18 +1,28 @@
-"""Checks of options and saved states, with errors that give the found and the expected value."""
+"""Checks of options and saved states, with errors that give the found and the expected value; and the help of
+options.
+"""
 
 from __future__ import annotations
 
+import inspect
 import operator
+import re
+import sys
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields
 from numbers import Real
 from os import PathLike
 from pathlib import PurePath
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.text import did_you_mean, shortened
 
 T = TypeVar("T")
+_ATTRIBUTES: Final = re.compile(r"^Attributes:\n((?: {4}.*\n|\n(?= {4}))+)\n?", re.MULTILINE)
+"""The section of a docstring that describes attributes."""
+_ENTRY: Final = re.compile(r"^    (?P<name>\w+): .*\n(?: {8}.*\n|\n(?= {8}))*", re.MULTILINE)
+"""The description of one attribute."""
 
 _MAX_COUNT: Final = 1 << 62
 """Largest number that a state and a manifest may contain."""
@@ -70,6 +80,18 @@ def check_fields(options: Any, least: Mapping[str, int] | None = None, flags: Co
         value = getattr(options, name)
         if not isinstance(value, bool):
             raise unusable(name, repr(value), "True or False")
+
+
+def check_positive(name: str, value: Any) -> float:
+    """Return an option as a float.
+
+    Raises:
+        ConfigError: The value is not a finite number above 0.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not (is_number and 0 < value <= sys.float_info.max):
+        raise unusable(name, _shown(value), "a number above 0")
+    return float(value)
 
 
 def check_location(name: str, value: object) -> None:
@@ -195,3 +217,17 @@ def check_same_options(
         reason = f"the state was saved with another {', '.join(other)}"
         hint = f"Create the {what} with the options of that run."
         raise ConfigError(reason, found=found, expected=wanted, hint=hint)
+
+
+def describe_options(cls: type[T]) -> type[T]:
+    """Add the options that docstrings of base classes describe to that of a dataclass, for ``help``."""
+    entries: dict[str, str] = {}
+    docs = [inspect.cleandoc(each.__doc__ or "") + "\n" for each in reversed(cls.__mro__)]
+    for section in filter(None, map(_ATTRIBUTES.search, docs)):
+        # An option that a class describes again keeps that text.
+        entries |= {match["name"]: match[0] for match in _ENTRY.finditer(section[0])}
+    # In the order of the signature.
+    described = "".join(entries[each.name] for each in fields(cast("Any", cls)) if each.name in entries)
+    summary, _, rest = _ATTRIBUTES.sub("", docs[-1]).partition("\n\nRaises:")
+    cls.__doc__ = f"{summary.rstrip()}\n\nAttributes:\n{described}" + (rest and f"\nRaises:{rest}")
+    return cls

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hexdata.cards import CARDS
-from hexdata.checks import check_location, unusable
+from hexdata.checks import check_location, describe_options, unusable
 from hexdata.config import check_arguments, in_section, read_toml
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo import FOLDER, DemoOptions, make_legacy
@@ -34,9 +34,14 @@ from hexdata.verify import VerifyOptions, check_round_trip, verify_store
 __all__ = ["Config", "RunResult", "StageResult", "demo_config", "load_config", "run_config"]
 
 
+@describe_options
 @dataclass(frozen=True, kw_only=True)
 class DemoSection(DemoOptions):
-    """``[demo]``: generates legal games and writes them as legacy files into the local folder ``folder``."""
+    """``[demo]``: generates legal games and writes them as legacy files.
+
+    Attributes:
+        folder: Local folder for the files.
+    """
 
     folder: str
 
@@ -45,23 +50,38 @@ class DemoSection(DemoOptions):
         local_path(self.folder, FOLDER)
 
 
+@describe_options
 @dataclass(frozen=True, kw_only=True)
 class ConvertSection(ConvertOptions):
-    """``[convert]``: options of the stage, and the files or folders to convert."""
+    """``[convert]``: options of the stage and its inputs.
+
+    Attributes:
+        inputs: Files or folders to convert.
+    """
 
     inputs: list[str]
 
 
+@describe_options
 @dataclass(frozen=True)
 class VerifySection(VerifyOptions):
-    """``[verify]``: options of the stage, and the files or folders with which to compare each source."""
+    """``[verify]``: options of the stage.
+
+    Attributes:
+        round_trip: Files or folders with which to compare each source. Default: none.
+    """
 
     round_trip: list[str] = field(default_factory=list)
 
 
+@describe_options
 @dataclass(frozen=True)
 class ReportSection(SqlLimits):
-    """``[report]``: limits of its queries, and the file of the page (default: in the store)."""
+    """``[report]``: limits of its queries, and the page.
+
+    Attributes:
+        output: File of the page. Default None: in the store.
+    """
 
     output: str | None = None
 
@@ -70,8 +90,20 @@ class ReportSection(SqlLimits):
 class Config:
     """A complete config. A stage whose section is absent is not run.
 
-    Paths are relative to the current folder; addresses are allowed too. ``engine`` is not a stage: it selects
-    where ``convert``, ``shuffle``, ``export``, ``pickles`` and ``verify`` run.
+    Paths are relative to the current folder; addresses are allowed too.
+
+    Attributes:
+        store: Path or address of the store.
+        engine: Where ``convert``, ``shuffle``, ``export``, ``pickles`` and ``verify`` run. Default None: on
+            this machine.
+        demo: Options of the generated games. Default None, as for all stages: not run.
+        convert: Options and inputs of the conversion.
+        shuffle: Options of the shuffle.
+        export: Options of the export of shards.
+        pickles: Options of the export of legacy pickles.
+        verify: Options of the checks.
+        load: Options of the trial run of the loader.
+        report: Options of the report.
 
     Raises:
         ConfigError: An address is not valid, or a stage needs what another removes.

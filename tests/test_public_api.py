@@ -17,9 +17,6 @@ from typing import Any
 
 import pytest
 
-from hexdata.batch import BatchOptions
-from hexdata.loader import LoaderOptions, SplitOptions
-
 ROOT = Path(__file__).parents[1]
 LISTED = ROOT / "tests" / "public_api.txt"
 ENTRY = re.compile(r"^\.\. auto(?P<kind>\w+):: (?P<name>[\w.]+)\n(?P<options>(?:   :.*\n)*)", re.MULTILINE)
@@ -100,10 +97,14 @@ def test_the_public_names_are_those_listed() -> None:
     assert sorted(set(found) - set(listed)) == [], "public names are new: run python tests/test_public_api.py"
 
 
-@pytest.mark.parametrize("kind", [LoaderOptions, SplitOptions, BatchOptions])
-def test_help_describes_every_option_of_a_loader(kind: Any) -> None:
-    described = re.findall(r"^    (\w+): ", inspect.getdoc(kind) or "", re.MULTILINE)
-    assert {field.name for field in fields(kind)} <= {*described}
+@pytest.mark.parametrize("name", [n for n in documented_names() if re.search("(Options|Section|Config)$", n)])
+def test_help_describes_every_option(name: str) -> None:
+    module, _, last = name.rpartition(".")
+    kind = getattr(import_module(module), last)
+    doc = f"{inspect.getdoc(kind)}\n"
+    section = re.search(r"^Attributes:\n((?: {4}.*\n|\n(?= ))*)", doc, re.MULTILINE)
+    described = re.findall(r"^    (\w+): ", section[1] if section else "", re.MULTILINE)
+    assert [field.name for field in fields(kind)] == described, "each once, in the order of the signature"
 
 
 if __name__ == "__main__":

@@ -7,21 +7,19 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
-from hexdata.checks import check_choice, check_count, check_fields, check_shares, unusable
+from hexdata.checks import check_choice, check_count, check_fields, check_shares, describe_options, unusable
 from hexdata.formats import alphazero
 from hexdata.formats.registry import source_formats
 from hexdata.games.convention import CONVENTIONS
 from hexdata.pool import WorkerOptions
 
 
+@describe_options
 @dataclass(frozen=True)
 class ConvertOptions(WorkerOptions):
     """Options of ``convert_sources``.
 
     Attributes:
-        workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
-            allows.
-        memory: Memory limit in bytes for all processes together. Default 1 GB.
         max_reject_rate: Largest share of rejected records, and of the bytes of files rejected as a whole,
             from 0 to 1. Above it, nothing is published. Default 0.01.
         value_convention: Convention of sources whose games and layout do not show it, "blue-is-0" or

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hexdata.checks import check_choice, check_count, check_fields, check_options
+from hexdata.checks import check_choice, check_count, check_fields, check_options, describe_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import HexdataError, StoreError
 from hexdata.export.originals import (
@@ -60,6 +60,7 @@ _SHUFFLED_DIALECT: Final = {
 }
 
 
+@describe_options
 @dataclass(frozen=True)
 class PicklesOptions(ReplacingOptions):
     """Options of ``export_pickles``.
@@ -67,9 +68,6 @@ class PicklesOptions(ReplacingOptions):
     Attributes:
         order: "shuffled", the default, for one file per bucket of the shuffle, or "original" for one file
             per source.
-        workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
-            allows.
-        memory: Memory limit in bytes for all processes together. Default 1 GB.
         level: Compression level of gzip, 1 to 9. Default 6.
         replace: Whether to remove the present pickles of the store before the new ones are written, to save
             disk space. Default False: they are replaced when all new files are complete.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hexdata.cards import write_cards
+from hexdata.checks import describe_options
 from hexdata.engine import Engine
 from hexdata.errors import StoreError
 from hexdata.pool import WorkerOptions
@@ -26,14 +27,12 @@ _ORIGINAL: Final = "pickles-original"
 """The only export that is made from the tables of ``convert``. All others need the shuffle."""
 
 
+@describe_options
 @dataclass(frozen=True)
 class ReplacingOptions(WorkerOptions):
     """Options of all exports.
 
     Attributes:
-        workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
-            allows.
-        memory: Memory limit in bytes for all processes together. Default 1 GB.
         replace: Whether to remove the files of an earlier export before the new ones are written, to save
             disk space. Default False: they are replaced when all new files are complete.
     """

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from msgspec.structs import asdict
 
-from hexdata.checks import check_count, check_fields, check_options
+from hexdata.checks import check_count, check_fields, check_options, describe_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
 from hexdata.export.run import ExportFile, ExportRun, ReplacingOptions, exporting
@@ -38,6 +38,7 @@ _MAX_MANIFEST: Final = MAX_JSON_BYTES - (1 << 14)
 """Maximum bytes of the shards in a manifest that is written; 16 kB are left for the rest."""
 
 
+@describe_options
 @dataclass(frozen=True)
 class ExportOptions(ReplacingOptions):
     """Options of ``export_shards``.
@@ -46,9 +47,6 @@ class ExportOptions(ReplacingOptions):
         shard_size: Number of positions per shard, a multiple of ``block_size``. The last shard of a split
             has the remaining positions. Default 262,144.
         block_size: Number of positions per block. Default 4,096.
-        workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
-            allows.
-        memory: Memory limit in bytes for all processes together. Default 1 GB.
         free_buckets: Whether to remove each bucket of the shuffle as soon as all shards with its rows are
             written, so that the disk never holds all buckets and all shards. Default False.
         replace: Whether to remove the present shards of the store before the new ones are written, to save

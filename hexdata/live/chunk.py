@@ -36,31 +36,34 @@ class Chunk:
     A complete game that follows the rules is stored as its moves, which take less memory than its fill row;
     ``hexdata.fill`` makes its boards on demand. Any other game is stored as a ``block``, with the boards of
     its source.
+
+    Attributes:
+        board_size: Cells along an edge.
+        source: Name of the file that contains the game.
+        index: Index of the chunk in its file, from 0.
+        game_hash: 16 bytes, as in ``games.game_hash``. The split depends on it.
+        moves: uint16 (m,): the game has m + 1 positions. The policy of a position is its move; the last
+            position has none. None for a game stored as a ``block``.
+        value: Value of every position, in the store's convention: 0.0 if blue won, 1.0 if red won. Used with
+            ``moves`` only.
+        tiers: uint8 (m + 1,): value sample tiers by ply, 255 where unknown. None for no tiers. Used with
+            ``moves`` only.
+        block: The fields of a shard's block, by ply. ``position_id`` and ``game_id`` are ignored. None for a
+            game stored as ``moves``.
+        flags: Codes of ``games.findings.Flag`` that apply to the game, sorted. docs/format.md defines them.
+        number: Number of the chunk in the pool, counted upward without end; -1 before it enters the pool.
     """
 
     board_size: BoardSize
     source: str
-    """Name of the file that contains the game."""
     index: Number
-    """Index of the chunk in its file, from 0."""
     game_hash: Annotated[bytes, Meta(min_length=16, max_length=16)]
-    """16 bytes, as in ``games.game_hash``. The split depends on it."""
     moves: npt.NDArray[np.uint16] | None = None
-    """uint16 (m,): the game has m + 1 positions. The policy of a position is its move; the last position has
-    none. None for a game stored as a ``block``."""
     value: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    """Value of every position, in the store's convention: 0.0 if blue won, 1.0 if red won. Used with
-    ``moves`` only."""
     tiers: npt.NDArray[np.uint8] | None = None
-    """uint8 (m + 1,): value sample tiers by ply, 255 where unknown. None for no tiers. Used with ``moves``
-    only."""
     block: Block | None = None
-    """The fields of a shard's block, by ply. ``position_id`` and ``game_id`` are ignored. None for a game
-    stored as ``moves``."""
     flags: tuple[str, ...] = ()
-    """Codes of ``games.findings.Flag`` that apply to the game, sorted. docs/format.md defines them."""
     number: Annotated[int, Meta(ge=-1, le=1 << 50)] = -1
-    """Number of the chunk in the pool, counted upward without end; -1 before it enters the pool."""
 
     @property
     def positions(self) -> int:

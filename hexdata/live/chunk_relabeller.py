@@ -25,15 +25,18 @@ _SUM_TOLERANCE: Final = 1e-3
 
 @dataclass(frozen=True)
 class Targets:
-    """New targets for the m positions of a game. A target that is None is unchanged."""
+    """New targets for the m positions of a game. A target that is None is unchanged.
+
+    Attributes:
+        value: Values, shape (m,), each from 0 (blue wins) to 1 (red wins).
+        policy: Policies, shape (k, n·n), with no negative number; each row sums to 1.
+        rows: Distinct indices of the positions that the policies belong to, shape (k,), from 0. None for all
+            positions; then k = m.
+    """
 
     value: npt.ArrayLike | None = None
-    """Values, shape (m,), each from 0 (blue wins) to 1 (red wins)."""
     policy: npt.ArrayLike | None = None
-    """Policies, shape (k, n·n), with no negative number; each row sums to 1."""
     rows: npt.ArrayLike | None = None
-    """Distinct indices of the positions that the policies belong to, shape (k,), from 0. None for all
-    positions; then k = m."""
 
 
 Relabel = Callable[[Chunk, Block], Targets | None]

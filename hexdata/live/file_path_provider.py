@@ -18,11 +18,11 @@ from fnmatch import translate
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from hexdata.checks import as_tuple, check_fields
+from hexdata.checks import as_tuple, check_fields, check_positive
 from hexdata.errors import ConfigError, InputError
 from hexdata.formats.registry import PATTERNS
 from hexdata.live.chunk import SCANNED, KnownFile
-from hexdata.live.stage import Stage, Stopped, Worker, check_number
+from hexdata.live.stage import Stage, Stopped, Worker
 from hexdata.storage.local import walk_once
 from hexdata.text import encodable, printable
 
@@ -99,7 +99,7 @@ class FilePathProvider(Stage):
         if not (patterns and isinstance(patterns, tuple) and all(isinstance(each, str) for each in patterns)):
             raise ConfigError(f"patterns must be a list of at least one pattern, not {self.patterns!r}")
         self._matches = re.compile("|".join(map(translate, patterns))).match
-        check_number("settle", self.settle)
+        check_positive("settle", self.settle)
         check_fields(self, {"newest_files": 0})
         self._first_listing: float | None = None
         self._is_scanned = False

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, Self
 
 from hexdata.batch import Batch, BoardForm, FinalPolicy
-from hexdata.checks import check_count, check_location, check_same_options, check_versions
+from hexdata.checks import check_count, check_location, check_positive, check_same_options, check_versions
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.options import BATCH_OPTIONS, SHARED_OPTIONS, LiveOptions, load_live_config, make_pipeline
-from hexdata.live.stage import check_number
 from hexdata.order import ORDER_VERSION
 from hexdata.storage import local_path
 
@@ -112,8 +111,8 @@ class LiveLoader:
         batch = {name: given[name] for name in BATCH_OPTIONS if name in given}
         shared = {name: given[name] for name in SHARED_OPTIONS if name in given}
         self.options = replace(options, **shared, batch=replace(options.batch, **batch))
-        self.warn_after = check_number("warn_after", warn_after)
-        self.timeout = math.inf if timeout is None else check_number("timeout", timeout)
+        self.warn_after = check_positive("warn_after", warn_after)
+        self.timeout = math.inf if timeout is None else check_positive("timeout", timeout)
         self.delivered = 0
         """Number of batches delivered since the beginning of the run."""
         self._pipeline = make_pipeline(self.options, directory)

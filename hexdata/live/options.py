@@ -53,16 +53,18 @@ _DEFAULT_STAGES: Final = tuple(name for name in STAGES if name != "ChunkRelabell
 class StageOptions:
     """One stage of a pipeline, and the queue behind it.
 
+    Attributes:
+        kind: A name in ``STAGES``, or ``"package.module:Class"`` for a custom stage.
+        arguments: Keyword arguments of the constructor.
+        capacity: Capacity of the queue behind the stage in items: files, game batches, blocks or batches.
+
     Raises:
         ConfigError: The stage does not exist or has no such argument; or the capacity is invalid.
     """
 
     kind: str
-    """A name in ``STAGES``, or ``"package.module:Class"`` for a custom stage."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the constructor."""
     capacity: int = 4
-    """Capacity of the queue behind the stage in items: files, game batches, blocks or batches."""
 
     def __post_init__(self) -> None:
         stage = self.find()
@@ -94,41 +96,43 @@ class StageOptions:
 class LiveOptions:
     """Options of a whole pipeline: those that the stages share, and the stages.
 
+    Attributes:
+        seed: Seed of all random draws: games, positions, reservoir rows, symmetries and value weights.
+        split: Split whose games are used, as ``hexdata convert`` assigns it: "train", "val" or "test". None
+            for all games.
+        val: Share of games in the validation split.
+        test: Share of games in the test split.
+        pool_size: Number of games in the pool: the newest.
+        reuse: Maximum number of times that games are drawn, per game that has entered the pool; the loader
+            then waits for new games. None for no maximum.
+        reservoir: Number of positions in the reservoir. Each takes 71 bytes on a board of size 13, and 4 more
+            per cell if any position has a dense policy.
+        batch_size: Number of positions per batch.
+        watch: False reads only the files that exist at the start.
+        rank: Number of this process among those that share the games, from 0.
+        world_size: Number of processes that share the games. Each game belongs to one of them.
+        batch: Fields and options of batches.
+        stages: Stages in order, from files to batches.
+
     Raises:
         ConfigError: An option has an invalid value, or the order of the stages is invalid.
     """
 
     seed: int = 0
-    """Seed of all random draws: games, positions, reservoir rows, symmetries and value weights."""
     split: str | None = "train"
-    """Split whose games are used, as ``hexdata convert`` assigns it: "train", "val" or "test". None for all
-    games."""
     val: float = 0.05
-    """Share of games in the validation split."""
     test: float = 0.01
-    """Share of games in the test split."""
     pool_size: int = 100_000
-    """Number of games in the pool: the newest."""
     reuse: float | None = None
-    """Maximum number of times that games are drawn, per game that has entered the pool; the loader then waits
-    for new games. None for no maximum."""
     reservoir: int = 1_000_000
-    """Number of positions in the reservoir. Each takes 71 bytes on a board of size 13, and 4 more per cell
-    if any position has a dense policy."""
     batch_size: int = 1024
-    """Number of positions per batch."""
     watch: bool = True
-    """False reads only the files that exist at the start."""
     rank: int = 0
-    """Number of this process among those that share the games, from 0."""
     world_size: int = 1
-    """Number of processes that share the games. Each game belongs to one of them."""
     batch: BatchOptions = field(default_factory=BatchOptions)
-    """Fields and options of batches."""
     stages: tuple[StageOptions, ...] = field(
         default_factory=lambda: tuple(map(StageOptions, _DEFAULT_STAGES))
     )
-    """Stages in order, from files to batches."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", check_seed(self.seed))

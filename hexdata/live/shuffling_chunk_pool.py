@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.checks import check_fields, check_seed
+from hexdata.checks import check_fields, check_positive, check_seed
 from hexdata.errors import ConfigError, InputError
 from hexdata.live.chunk import NAMED_FILES, Chunk, ChunkSource, GameBatch, Number
-from hexdata.live.stage import InputEnded, Stage, Worker, check_number
+from hexdata.live.stage import InputEnded, Stage, Worker
 from hexdata.order import derive_key, uniform_draw
 from hexdata.text import printable
 
@@ -94,7 +94,7 @@ class ShufflingChunkPool(Stage):
         if self.min_chunks > self.pool_size:
             raise ConfigError(f"min_chunks {self.min_chunks} exceeds pool_size {self.pool_size}")
         if self.reuse is not None:
-            check_number("reuse", self.reuse)
+            check_positive("reuse", self.reuse)
         # The lock of the stage is held while these are changed or read, but never during a wait.
         self._shuffler = StreamShuffler(self.seed)
         self._chunks: list[Chunk | None] = []

@@ -7,7 +7,6 @@ positions, so the lock is taken only a few thousand times per second.
 
 from __future__ import annotations
 
-import math
 import os
 import pkgutil
 import threading
@@ -365,19 +364,6 @@ class Transform(Stage):
         while True:
             item = self.take(worker)
             self.put(worker, self.process(item))
-
-
-def check_number(name: str, value: Any, most: float = math.inf, *, zero: bool = False) -> float:
-    """Return an option as a float; ``zero`` allows 0.
-
-    Raises:
-        ConfigError: The value is not a finite number, is not above 0, or is above ``most``.
-    """
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not (value > 0 or (zero and value == 0)) or value > most:
-        expected = f"a number {'from' if zero else 'above'} 0" + ("" if most == math.inf else f" to {most:g}")
-        raise ConfigError(f"{name} cannot be used", found=repr(value), expected=expected)
-    return float(value)
 
 
 def find_object(name: str) -> Any:

@@ -16,10 +16,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hexdata.checks import check_count
+from hexdata.checks import check_count, check_positive
 from hexdata.live.options import LiveOptions, make_pipeline
 from hexdata.live.pipeline import MetricsByStage, Pipeline
-from hexdata.live.stage import check_number
 
 _GAME_FIELD: Final = "game_id"
 """The field that identifies the game of each position in a batch."""
@@ -127,7 +126,7 @@ def run_live_trial(
     if batches is not None:
         check_count("batches", batches, 1)
     if seconds is not None:
-        check_number("seconds", seconds)
+        check_positive("seconds", seconds)
     if _GAME_FIELD not in live.batch.fields:
         # To count the pairs of positions of one game in each batch.
         live = replace(live, batch=replace(live.batch, fields=(*live.batch.fields, _GAME_FIELD)))

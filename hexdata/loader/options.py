@@ -9,12 +9,21 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Concatenate, Final, Literal, ParamSpec, get_args
 
 import numpy.typing as npt
 
 from hexdata.batch import Batch, BatchOptions
-from hexdata.checks import as_int, as_tuple, check_choice, check_count, check_fields, check_seed, unusable
+from hexdata.checks import (
+    as_int,
+    as_tuple,
+    check_choice,
+    check_count,
+    check_fields,
+    check_seed,
+    describe_options,
+    unusable,
+)
 from hexdata.errors import ConfigError
 from hexdata.progress import SILENT, Progress
 from hexdata.selection.select import Dedup
@@ -38,18 +47,6 @@ ARRAY: Final = "array"
 MAX_EPOCH: Final = 1 << 61
 """Largest epoch that can be set. A state may contain larger ones, which follow it."""
 _P = ParamSpec("_P")
-_C = TypeVar("_C")
-_ATTRIBUTES: Final = re.compile(r"^Attributes:\n((?: {4}.*\n|\n(?= {4}))+)", re.MULTILINE)
-"""The section of a docstring that describes attributes."""
-
-
-def describe_all(cls: type[_C]) -> type[_C]:
-    """Add the attributes that docstrings of base classes describe to that of a class, for ``help``."""
-    docs = [inspect.cleandoc(each.__doc__ or "") for each in (*reversed(cls.__bases__), cls)]
-    # In the order of the signature of a dataclass.
-    described = "".join(match[1] for doc in docs if (match := _ATTRIBUTES.search(doc)))
-    cls.__doc__ = _ATTRIBUTES.sub(lambda _: f"Attributes:\n{described}", docs[-1])
-    return cls
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +82,7 @@ class RankedOptions:
         return self.batch_size * self.world_size
 
 
-@describe_all
+@describe_options
 @dataclass(frozen=True, kw_only=True)
 class SplitOptions(CacheOptions, BatchOptions):
     """Options that choose positions of a split, and determine the contents of their batches.
@@ -170,7 +167,7 @@ class SplitOptions(CacheOptions, BatchOptions):
         return {name: getattr(self, name) for name in names if getattr(self, name) not in unselecting}
 
 
-@describe_all
+@describe_options
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions(SplitOptions, RankedOptions):
     """Options of ``Loader``. Integers of other types, such as NumPy's, become Python ints, and lists tuples.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from hexdata.checks import check_choice, check_fields
+from hexdata.checks import check_choice, check_fields, describe_options
 from hexdata.errors import VerifyError
 from hexdata.loader.loader import Loader
 from hexdata.loader.options import Mode, SplitOptions
@@ -23,6 +23,7 @@ _NEEDED: Final = ("value", "position_id")
 """Fields from which a trial run computes its results."""
 
 
+@describe_options
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions(SplitOptions):
     """Options of a trial run. The fields ``value`` and ``position_id`` are added to the batches.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from hexdata.checks import check_fields, check_seed
+from hexdata.checks import check_fields, check_seed, describe_options
 from hexdata.errors import BudgetError, ConfigError
 from hexdata.selection import SelectionOptions
 
@@ -16,9 +16,10 @@ MINIMUM_MEMORY: Final = BASE_MEMORY + 150_000_000
 MAX_BUCKETS: Final = 100_000
 
 
+@describe_options
 @dataclass(frozen=True)
 class ShuffleOptions(SelectionOptions):
-    """How to shuffle, and which positions, with the options of ``SelectionOptions``.
+    """How to shuffle, and which positions.
 
     Attributes:
         seed: Seed that determines the order; None for the seed of the present shuffle of the store, or 0 if

@@ -15,6 +15,7 @@ from string import Template
 from typing import ClassVar, Final
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
+from hexdata.checks import describe_options
 from hexdata.errors import StoreError
 from hexdata.schema import SPLITS, sql_columns, table_schema, view_columns
 from hexdata.storage import AnyPath, prefix_of, translate_errors
@@ -44,9 +45,10 @@ _SEPARATOR: Final = "|"
 """Separator of file names in a query's text; no name in a manifest contains it."""
 
 
+@describe_options
 @dataclass(frozen=True)
 class SqlLimits(QueryLimits):
-    """SqlLimits of the queries over a store: ``memory`` in bytes and ``threads`` of DuckDB."""
+    """Limits of the queries over a store."""
 
     BASE: ClassVar[int] = 200 << 20
     THREAD: ClassVar[int] = 60 << 20
