@@ -82,7 +82,9 @@ def layout_of(example: object) -> ExampleLayout | tuple[Reason, str]:
     missing = [key for key in REQUIRED if key not in example]
     others = [key for key in example if key not in _KNOWN]
     if missing or not all(isinstance(key, str) for key in others):
-        return Reason.EXAMPLE_LAYOUT, f"missing keys {missing}; found {shortened(str([*example][:8]))}"
+        # Cut before they are shown, since a key may be of any length.
+        keys = [key[:80] if isinstance(key, str) else key for key in [*example][:8]]
+        return Reason.EXAMPLE_LAYOUT, f"missing keys {missing}; found {shortened(str(keys))}"
     metadata = example.get("metadata", {})
     if not isinstance(metadata, dict) or not all(isinstance(key, str) for key in metadata):
         return Reason.METADATA_TYPE, f"found {kind_of(metadata)}; expected a dict with texts as keys"
