@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -45,7 +46,7 @@ class Bomb(NamedTuple):
     Attributes:
         file: Name of the file.
         column: Name of the column.
-        value: The value of these rows.
+        value: Returns the value of these rows.
         encoded: Whether the file holds the value once, in a dictionary. Otherwise compression hides it.
         commands: Names of the commands that read the column.
         rows: Number of rows with the value. The others keep theirs.
@@ -53,32 +54,35 @@ class Bomb(NamedTuple):
 
     file: str
     column: str
-    value: object
+    value: Callable[[], object]
     encoded: bool
     commands: tuple[str, ...]
     rows: int = 1_000_000
 
 
+def json_of(length: int) -> str:
+    """Return an object in JSON with a text of a length."""
+    return f'{{"a":"{"x" * length}"}}'
+
+
 BOMBS = {
-    "long metadata": Bomb(POSITIONS, "metadata", f'{{"a":"{"x" * 30_000}"}}', True, tuple(COMMANDS)),
+    "long metadata": Bomb(POSITIONS, "metadata", lambda: json_of(30_000), True, tuple(COMMANDS)),
     "not in a dictionary": Bomb(
-        POSITIONS, "metadata", f'{{"a":"{"x" * 30_000}"}}', False, ("show", "verify", "export")
+        POSITIONS, "metadata", lambda: json_of(30_000), False, ("show", "verify", "export")
     ),
     "one text of 100 MB": Bomb(
-        POSITIONS, "metadata", f'{{"a":"{"x" * 100_000_000}"}}', True, ("show", "verify", "export"), 1
+        POSITIONS, "metadata", lambda: json_of(100_000_000), True, ("show", "verify", "export"), 1
     ),
     "long policies": Bomb(
         POSITIONS,
         "policy",
-        [{"cell": 0, "probability": 0.0}] * 1_000,
+        lambda: [{"cell": 0, "probability": 0.0}] * 1_000,
         True,
         ("show", "verify", "export", "load"),
     ),
-    "long moves": Bomb(GAMES, "moves", [0] * 60_000, True, ("show a game", "verify", "load")),
-    "long origins": Bomb(GAMES, "origin", "x" * 400_000, True, ("show a game", "report", "shuffle")),
-    "a header of 250 MB": Bomb(
-        SOURCES, "header", f'{{"a":"{"x" * 250_000_000}"}}', True, ("verify", "export")
-    ),
+    "long moves": Bomb(GAMES, "moves", lambda: [0] * 60_000, True, ("show a game", "verify", "load")),
+    "long origins": Bomb(GAMES, "origin", lambda: "x" * 400_000, True, ("show a game", "report", "shuffle")),
+    "a header of 250 MB": Bomb(SOURCES, "header", lambda: json_of(250_000_000), True, ("verify", "export")),
 }
 
 
@@ -93,17 +97,17 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def attack(store: Path, bomb: Bomb) -> None:
     """Give rows of a column the value of a bomb, with a manifest that agrees."""
-    path = store / bomb.file
+    path, value = store / bomb.file, bomb.value()
     table = pq.read_table(path)
     index = table.schema.get_field_index(bomb.column)
     with pq.ParquetWriter(path, table.schema, compression="zstd", use_dictionary=bomb.encoded) as writer:
-        step = min(bomb.rows, max(1, 50_000_000 // len(str(bomb.value))))
+        step = min(bomb.rows, max(1, 50_000_000 // len(str(value))))
         for start in range(0, table.num_rows, step):
             if start >= bomb.rows:
                 writer.write_table(table.slice(start))
                 break
             (rows,) = table.slice(start, step).combine_chunks().to_batches()
-            values = pa.array([bomb.value], table.schema.field(index).type)
+            values = pa.array([value], table.schema.field(index).type)
             column = values.take(pa.array(np.zeros(rows.num_rows, np.int32)))
             writer.write_batch(rows.set_column(index, table.schema.field(index), column), 1 << 16)
     manifest = Manifest.load(store)
