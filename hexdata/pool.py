@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 from hexdata.checks import check_fields
 from hexdata.errors import BudgetError
 from hexdata.text import count_of
 
+_T = TypeVar("_T")
+
 LEADER_MEMORY: Final = 128 << 20
 """Memory in bytes of a process while its workers do the work."""
+
+
+def read_ahead(items: Generator[_T, None, None]) -> Generator[_T, None, None]:
+    """Yield items. While the caller uses one of them, the next one is made in a thread.
+
+    The items are made one after the other. Their generator is closed with this one.
+    """
+    with closing(items), ThreadPoolExecutor(1, "hexdata-ahead") as executor:
+        coming = executor.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = executor.submit(next, items, None)
+            yield item
 
 
 def fitting(memory: int, requested: int | None, most: int, each: int, base: int, noun: str) -> int:

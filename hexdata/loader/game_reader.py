@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hexdata.arrays import NUMPY
 from hexdata.board import pack_boards
@@ -29,6 +30,7 @@ from hexdata.loader.options import Check
 from hexdata.loader.shared_arrays import allocate, require_memory
 from hexdata.order import sort_key
 from hexdata.policy import SparsePolicies
+from hexdata.pool import read_ahead
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import (
     NO_GAME,
@@ -73,8 +75,9 @@ _GAME_COLUMNS: Final = ("game_id", "first_player", "moves", "positions", "total_
 _POLICY_CELLS: Final = "policy.list.element.cell"
 """Path in the Parquet file of the cells of policies, which are enough to count them."""
 _ROW_BYTES: Final = 2
-_CHUNK: Final = 1 << 20
-"""Number of rows that are numbered together."""
+_ROWS: Final = 1 << 15
+"""Number of rows whose labels are compared together. Larger arrays leave the CPU cache, and malloc returns
+their memory to the system each time."""
 _PACKED_BYTES: Final = 128
 _ENTRY_BYTES: Final = 12
 """Upper bounds of the bytes of a position of a game, of a packed one, and of a cell of a policy with its
@@ -177,7 +180,8 @@ class _TableReader:
 
     G games of the split are candidates, with R positions. ``_of_game`` has these arrays (G,):
 
-    - ``game_id`` int64; ``first_player`` uint8, who began, 255 if unknown, in games without moves.
+    - ``game_id`` int64; ``first_player`` uint8, who began, 255 if unknown, in games without moves;
+      ``positions`` int64, the number of positions.
     - ``is_plain``: whether all positions read so far follow from the moves.
     - ``keys``: the sum of the sort keys of the plies read, mod 2^64. It is that of all plies if each ply was
       read once; other plies have the same sum by chance only.
@@ -187,7 +191,7 @@ class _TableReader:
     ``_number`` has the index in these of each game of the store, or why it has none; the last number is that
     of positions without a game. ``_fill`` are the fill rows (G, n·n), ``_starts`` the row of the first
     position of each game, and R, (G + 1,). ``_columns`` are labels of each position (R,): those requested,
-    and ``position_ids`` or ``values`` as soon as those of a game do not follow from the first one.
+    and ``position_offset`` or ``values`` as soon as those of a game do not follow from the first one.
     ``_policies`` are those of positions of games.
     """
 
@@ -212,13 +216,12 @@ class _TableReader:
         self._number[-1] = _NOT_IN_TABLE if self._split == "train" else _OTHER_SPLIT
         self._read_games()
         # First pass: finds the games that can be held as moves. The second one needs to know which these are.
-        with ThreadPoolExecutor(1) as executor:  # reads the next row group meanwhile
-            groups = self._groups([*_NULLS, "policy", *self._dtypes], is_first=True)
-            coming = executor.submit(next, groups, None)
-            while (group := coming.result()) is not None:
-                coming = executor.submit(next, groups, None)
-                self._read_labels(*group)
-                progress.advance(group[1].num_rows)
+        with closing(read_ahead(self._groups([*_NULLS, "policy", *self._dtypes], is_first=True))) as groups:
+            for path, rows, number in groups:
+                for start in range(0, len(number), _ROWS):
+                    own = slice(start, start + _ROWS)
+                    self._read_labels(path, rows[own], number[own])
+                progress.advance(rows.num_rows)
         self._keep_plain_games()
         packed = self._read_packed()
         games, rows = self._of_game, int(self._starts[-1]) + len(packed["value"])
@@ -245,35 +248,37 @@ class _TableReader:
         # are never written, so they take no memory.
         fill = allocate((games, self._cells), dtype)
         found: list[list[Array]] = [[np.empty(0, np.int64)], [np.empty(0, np.uint8)], [np.empty(0, np.int64)]]
-        for path, table in self._small_tables("games", games_schema(), _GAME_COLUMNS):
-            ids = table.column("game_id").to_numpy()
-            # Ids index arrays below, and the order of rows depends on their order.
-            wrong = np.flatnonzero((np.diff(ids, prepend=last) <= 0) | (ids >= games))
-            if len(wrong):
-                row, expected = int(wrong[0]), f"ascending numbers up to {games - 1}"
-                raise _invalid(path, "column game_id", f"{ids[row]} in row {row}", expected)
-            for split in table.column("split").unique().to_pylist():
-                if split not in SPLITS:
-                    raise _invalid(path, "column split", split, ", ".join(SPLITS))
-            last = int(ids[-1]) if len(ids) else last
-            table = table.filter(pa.compute.field("split") == self._split)
-            ids = table.column("game_id").to_numpy()
-            self._number[ids] = _NOT_IN_TABLE
-            rows, moves, lengths = _whole_games(table, self._cells)
-            first = table.column("first_player").fill_null(255).to_numpy()[rows]
-            # 255 for unknown becomes player 1; such a game is used only if it has
-            # no moves, when the number does not matter.
-            of_games = games_to_fill(moves, lengths, first & 1, self.board_size)
-            # A cell that is played twice has only one ply in a fill row, so
-            # that fewer cells are filled than moves made.
-            distinct = np.count_nonzero(of_games != never_filled(dtype), axis=1) == lengths
-            distinct &= (first <= 1) | (lengths == 0)
-            chosen = ids[rows[distinct]]
-            self._number[chosen] = np.arange(count, count + len(chosen))
-            fill[count : count + len(chosen)] = of_games[distinct]
-            for arrays, array in zip(found, (chosen, first[distinct], lengths[distinct] + 1), strict=True):
-                arrays.append(array)
-            count += len(chosen)
+        with closing(read_ahead(self._small_tables("games", games_schema(), _GAME_COLUMNS))) as tables:
+            for path, table in tables:
+                ids = table.column("game_id").to_numpy()
+                # Ids index arrays below, and the order of rows depends on their order.
+                wrong = np.flatnonzero((np.diff(ids, prepend=last) <= 0) | (ids >= games))
+                if len(wrong):
+                    row, expected = int(wrong[0]), f"ascending numbers up to {games - 1}"
+                    raise _invalid(path, "column game_id", f"{ids[row]} in row {row}", expected)
+                for split in table.column("split").unique().to_pylist():
+                    if split not in SPLITS:
+                        raise _invalid(path, "column split", split, ", ".join(SPLITS))
+                last = int(ids[-1]) if len(ids) else last
+                own = pc.equal(table.column("split"), self._split).to_numpy()
+                self._number[ids[own]] = _NOT_IN_TABLE
+                rows, moves, lengths = _whole_games(table, own, self._cells)
+                first = table.column("first_player").fill_null(255).to_numpy()[rows]
+                # 255 for unknown becomes player 1; such a game is used only if it has
+                # no moves, when the number does not matter.
+                of_games = games_to_fill(moves, lengths, first & 1, self.board_size)
+                # A cell that is played twice has only one ply in a fill row, so
+                # that fewer cells are filled than moves made.
+                distinct = np.count_nonzero(of_games != never_filled(dtype), axis=1) == lengths
+                distinct &= (first <= 1) | (lengths == 0)
+                chosen = ids[rows[distinct]]
+                self._number[chosen] = np.arange(count, count + len(chosen))
+                fill[count : count + len(chosen)] = of_games[distinct]
+                for arrays, array in zip(
+                    found, (chosen, first[distinct], lengths[distinct] + 1), strict=True
+                ):
+                    arrays.append(array)
+                count += len(chosen)
         game_id, first_player, length = map(np.concatenate, found)
         self._fill, self._starts = fill[:count], np.concatenate([[0], np.cumsum(length)])
         positions = int(self._starts[-1])
@@ -282,6 +287,7 @@ class _TableReader:
         self._of_game: dict[str, Array] = {
             "game_id": game_id,
             "first_player": first_player,
+            "positions": length,
             "is_plain": np.ones(count, np.bool_),
             "position_id": np.full(count, _UNKNOWN),
             "value": np.zeros(count, np.float32),
@@ -301,16 +307,15 @@ class _TableReader:
         games, starts = self._of_game, self._starts
         labels = {name: _numbers_of(rows, name, null) for name, null in _NULLS.items()}
         heads = _heads_of_runs(number, labels)
-        lengths = np.diff(heads, append=len(number))
-        self._packed_count += int(lengths[number[heads] == _NOT_IN_TABLE].sum())
+        lengths, of_run = np.diff(heads, append=len(number)), number[heads]
+        self._packed_count += int(lengths[of_run == _NOT_IN_TABLE].sum())
         # Rows of packed positions and of other splits are only counted here.
-        inside = number[heads] >= 0
-        heads, lengths = heads[inside], lengths[inside]
+        inside = of_run >= 0
+        heads, lengths, of_run = heads[inside], lengths[inside], of_run[inside]
         if not len(heads):
             return
-        of_run, of_heads = number[heads], {name: array[heads] for name, array in labels.items()}
-        ids, values, player = (of_heads[name] for name in ("position_id", "value", "player_to_move"))
-        first_plies = of_heads["position_in_game"].astype(np.int64)
+        ids, values, player = (labels[name][heads] for name in ("position_id", "value", "player_to_move"))
+        first_plies = labels["position_in_game"][heads].astype(np.int64)
         # Nothing else determines these labels.
         _check_values(path, "value", values, self.board_size)
         _check_values(path, "position_id", ids, self.board_size)
@@ -319,8 +324,8 @@ class _TableReader:
         games["first_player"][of_run[alone]] = player[alone] & 1
 
         # A run is plain if its totals, plies and players are those of the moves.
-        totals = starts[of_run + 1] - starts[of_run]
-        plain = (of_heads["total_positions"] == totals) & (first_plies + lengths <= totals)
+        totals = games["positions"][of_run]
+        plain = (labels["total_positions"][heads] == totals) & (first_plies + lengths <= totals)
         plain &= player == (first_plies + games["first_player"][of_run] & 1)
         games["is_plain"][of_run[~plain]] = False
         games["is_plain"][number[self._other_rows(number, labels, rows)]] = False
@@ -330,44 +335,45 @@ class _TableReader:
         # Not +=, which would count only one of several runs of the same game.
         np.add.at(games["keys"], of_run, self._key_sums[plies + counts] - self._key_sums[plies])
         # The id at ply 0, if ids grow with plies. The first run of a game sets its id and value.
-        firsts = {"position_id": ids[plain] - plies, "value": values[plain]}
-        new = np.flatnonzero(games["position_id"][of_run] == _UNKNOWN)
-        for name, given in firsts.items():
-            games[name][of_run[new]] = given[new]
-            differs = (_bits(games[name][of_run]) != _bits(given)).any()
-            if differs and f"{name}s" not in self._columns:
-                self._require_memory(2 * given.itemsize * int(starts[-1]))  # and a copy, see below
-                self._columns[f"{name}s"] = self._column_of_games(name)
+        first_ids, values = ids[plain] - plies, values[plain]
+        is_new = games["position_id"][of_run] == _UNKNOWN
+        is_new[1:] &= of_run[1:] != of_run[:-1]
+        games["position_id"][of_run[is_new]] = first_ids[is_new]
+        games["value"][of_run[is_new]] = values[is_new]
+        columns, count = self._columns, int(starts[-1])
+        if "position_offset" not in columns and (games["position_id"][of_run] != first_ids).any():
+            self._require_memory(2 * count)
+            columns["position_offset"] = allocate((count,), np.int16)
+        if "values" not in columns and (_bits(games["value"][of_run]) != _bits(values)).any():
+            self._require_memory(values.itemsize * count)
+            columns["values"] = np.repeat(games["value"], games["positions"])
         if self._columns or rows.column("policy").null_count < rows.num_rows:
-            # The number in the table of each of the rows; -1 if it is not in a plain run.
-            row_of = np.full(len(rows), -1)
-            row_of[NUMPY.ranges(heads[plain], counts)] = NUMPY.ranges(starts[of_run] + plies, counts)
-            self._put_columns(path, rows, labels, row_of)
-
-    def _column_of_games(self, name: str) -> Array:
-        """Return the position ids or the values of all positions that follow from the first ones of games."""
-        first, lengths = self._of_game[name], np.diff(self._starts)
-        if name == "value":
-            return np.repeat(first, lengths)
-        column = np.repeat(first - self._starts[:-1], lengths)
-        for start in range(0, len(column), _CHUNK):  # not one large array of row numbers
-            own = column[start : start + _CHUNK]
-            own += np.arange(start, start + len(own))
-        return column
+            self._put_columns(path, rows, labels, number, NUMPY.ranges(heads[plain], counts))
 
     def _put_columns(
-        self, path: AnyPath, rows: pa.Table, labels: Mapping[str, Array], row_of: Int64Array
+        self, path: AnyPath, rows: pa.Table, labels: Mapping[str, Array], number: Array, given: Int64Array
     ) -> None:
-        """Write a row group to the columns; ``row_of`` has the number of each row there, or -1."""
-        given = np.flatnonzero(row_of >= 0)
+        """Write the rows ``given`` of a row group to the columns."""
+        of_row, plies = number[given], labels["position_in_game"][given]
+        own = self._starts[of_row] + plies
         for name, column in self._columns.items():
             if name in self._dtypes:
                 values = _numbers_of(rows, name, null_of(name))[given]
                 _check_values(path, name, values, self.board_size)
+            elif name == "values":
+                values = labels["value"][given]
             else:
-                values = labels[name.removesuffix("s")][given]
+                values = labels["position_id"][given] - plies - self._of_game["position_id"][of_row]
+                # Games whose positions are far apart from each other need wider numbers.
+                if column.dtype == np.int16 and np.abs(values).max(initial=0) > np.iinfo(np.int16).max:
+                    self._require_memory(values.itemsize * len(column))
+                    column = self._columns[name] = column.astype(np.int64)
             with np.errstate(over="ignore"):  # a float64 that float32 cannot represent is infinite
-                column[row_of[given]] = values
+                column[own] = values
+        if rows.column("policy").null_count == rows.num_rows:
+            return
+        row_of = np.full(len(rows), -1)
+        row_of[given] = own
         found, policies = self._policies_of(path, rows)
         # The policies of other rows are read with the packed positions, if they are in the split.
         self._add_policies(*_choose(row_of[found], policies, row_of[found] >= 0))
@@ -418,7 +424,8 @@ class _TableReader:
 
     def _keep_plain_games(self) -> None:
         """Keep only the games whose positions were all read once and follow from their moves."""
-        games, lengths = self._of_game, np.diff(self._starts)
+        games = self._of_game
+        lengths = games["positions"]
         keep = games["is_plain"] & (games["keys"] == self._key_sums[lengths])
         if not keep.all():
             self._packed_count += int(lengths[~keep].sum())
@@ -434,14 +441,13 @@ class _TableReader:
                 _choose(new_rows[rows], policies, of_kept[rows]) for rows, policies in self._policies
             ]
             # The games that needed these columns may be gone.
-            for name in ("position_id", "value"):
-                column = self._columns.get(f"{name}s")
-                if column is not None and (_bits(column) == _bits(self._column_of_games(name))).all():
-                    del self._columns[f"{name}s"]
-        # Half the memory while the table is used, for one copy now.
-        column = self._columns.get("position_ids")
-        if column is not None and column.max(initial=0) <= np.iinfo(np.uint32).max:
-            self._columns["position_ids"] = column.astype(np.uint32)
+            offset, values = (self._columns.get(name) for name in ("position_offset", "values"))
+            if offset is not None and not offset.any():
+                del self._columns["position_offset"]
+            if values is not None:
+                firsts = np.repeat(games["value"], games["positions"])
+                if (_bits(values) == _bits(firsts)).all():
+                    del self._columns["values"]
 
     # --- second pass ----------------------------------------------------------------------------------
 
@@ -584,11 +590,14 @@ def _bits(array: Array) -> Array:
     return np.ascontiguousarray(array).view(np.uint32) if array.dtype == np.float32 else array
 
 
-def _whole_games(games: pa.Table, cells: int) -> tuple[Int64Array, Array, Int64Array]:
+def _whole_games(
+    games: pa.Table, chosen: npt.NDArray[np.bool_], cells: int
+) -> tuple[Int64Array, Array, Int64Array]:
     """Return the rows of the games with all moves and positions, their concatenated moves and their lengths.
 
     Args:
         games: Columns of games.
+        chosen: Which of the games to return, (games,).
         cells: Number of cells of a board. Games with other moves, or null moves, are left out.
     """
     moves = games.column("moves").combine_chunks()
@@ -596,10 +605,11 @@ def _whole_games(games: pa.Table, cells: int) -> tuple[Int64Array, Array, Int64A
     positions = games.column("positions").to_numpy()
     totals = games.column("total_positions").fill_null(0).to_numpy()
     # A game of m moves has m + 1 positions: the empty board and one after each move.
-    whole = (lengths >= 0) & (lengths <= cells) & (positions == lengths + 1) & (totals == lengths + 1)
+    whole = chosen & (lengths >= 0) & (lengths <= cells)
+    whole &= (positions == lengths + 1) & (totals == lengths + 1)
     rows = np.flatnonzero(whole)
     # A null move becomes a cell outside the board, which the check below finds.
-    values = moves.filter(pa.array(whole)).flatten().fill_null(NO_MOVE).to_numpy()
+    values = moves.flatten().fill_null(NO_MOVE).to_numpy()[np.repeat(whole, np.maximum(lengths, 0))]
     if values.max(initial=0) >= cells:
         of_game = np.repeat(np.arange(len(rows)), lengths[rows])
         valid = np.ones(len(rows), np.bool_)

@@ -96,8 +96,8 @@ class GameTable:
             - ``starts`` int64 (G + 1,): row of the first position of each game; the last number is R.
             - ``position_id`` int64 (G,) and ``value`` float32 (G,): labels of the position at ply 0. The
               position id grows by one for each ply, and the value stays the same.
-            - ``position_ids``, ``values`` (R,): the labels of all positions instead, if this does not apply
-              to every game. Otherwise absent.
+            - ``position_offset`` int16 or int64 (R,), to be added to the position ids, and ``values`` (R,) in
+              place of ``value``, if this does not apply to every game. Otherwise absent.
             - ``value_sample_tier`` uint8 (R,): absent if no member or condition needs it.
             - ``root_value`` float32, ``visits`` int32, ``weight`` float32, ``extra.NAME`` float32, each (R,):
               optional columns of the store. Absent if no member needs them.
@@ -187,7 +187,7 @@ class GameTable:
         """
         # Only the arrays that these members are computed from: memory
         # of a device is scarcer than of the host.
-        needed = {*members, "first_player", *(f"{name}s" for name in members)}
+        needed = {*members, "first_player", "position_offset", *(f"{name}s" for name in members)}
         needed |= {PACKED_PREFIX + name for name in members}
         if not needed.isdisjoint(_POLICY):
             needed.add("policy_start")
@@ -296,10 +296,10 @@ class GameTable:
             elif name == "player_to_move":
                 # Players alternate, so the parity of the ply, shifted by who began, is the player.
                 label = ops.cast(plies + ops.take(arrays["first_player"], games), "uint8") & 1
-            elif name == "position_id" and "position_ids" in arrays:
-                label = ops.cast(ops.take(arrays["position_ids"], rows), "int64")
             elif name == "position_id":
                 label = ops.take(arrays["position_id"], games) + plies
+                if "position_offset" in arrays:
+                    label += ops.take(arrays["position_offset"], rows)
             elif name == "value" and "values" not in arrays:
                 label = ops.take(arrays["value"], games)
             elif name == "position_in_game":

@@ -120,9 +120,10 @@ def find_bad_row(name: str, array: Array, board_size: int, rows: int | None = No
         rows: Number of positions in the block, if ``array`` is the field of a whole block: position ids must
             then be unique and ``policy_row`` below ``rows``. None if the positions are arbitrary.
     """
-    for start in range(0, len(array), _ROWS):
-        part = array[start : start + _ROWS]
-        bad = _find_bad_board(part, board_size) if name == "board" else _find_outside(name, part, board_size)
+    if name != "board" and (bad := _find_outside(name, array, board_size)) is not None:
+        return bad
+    for start in range(0, len(array) if name == "board" else 0, _ROWS):
+        bad = _find_bad_board(array[start : start + _ROWS], board_size)
         if bad is not None:
             return bad._replace(row=start + bad.row)
     if rows is not None and name == "policy_row":
@@ -169,9 +170,10 @@ def _find_outside(name: str, values: Array, n: int) -> BadRow | None:
         return None
     # Limits of cells depend on the board, see Field.
     high = high if high > 0 else n * n + high
-    right = (values >= low) & (values <= high)
-    if right.all():
+    # Without arrays of booleans, which most fields do not need. NaN is not within the limits.
+    if not len(values) or (values.min() >= low and values.max() <= high):
         return None
+    right = (values >= low) & (values <= high)
     if null is not None:
         right |= np.isnan(values) if np.isnan(null) else values == null
     of_null = "" if null is None else f", or {null} for none"

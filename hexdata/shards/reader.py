@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Final
 
 from hexdata.errors import ConfigError, StoreError
 from hexdata.json_models import MAX_JSON_BYTES
+from hexdata.pool import read_ahead
 from hexdata.schema import is_target
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import POLICY_FIELDS, SPARSE_FIELDS, Block, block_fields
@@ -125,30 +126,32 @@ class BlockReader:
         starts = [*(offset for offset, _ in entry.blocks), entry.bytes]
         # Without an end the source is read to its own, so that bytes after the listed ones are found.
         until = None if stop == count else starts[stop]
-        with (
-            self._source.open(entry.name, starts[first], until, size=entry.bytes) as stream,
-            # Hashing takes as long as parsing, and does not need Python's lock.
-            ThreadPoolExecutor(1, "hexdata-sha256") as hashing,
-        ):
-            for number in range(first, stop):
-                at, size = starts[number], starts[number + 1] - starts[number]
-                # Before it is read: a source may send any number of bytes.
-                if size > MAX_BLOCK_BYTES:
-                    found, expected = f"{size:,} bytes", f"at most {MAX_BLOCK_BYTES:,}"
-                    raise broken_shard(_DIFFERS, address, f"block {number}", found, expected)
-                data = stream.read(size)
-                if len(data) < size:
-                    stream.finish()  # raises a more precise error if the source failed
-                    record, found = "end of the shard", f"{at + len(data)} bytes"
-                    raise broken_shard(_DIFFERS, address, record, found, entry.bytes)
-                digest = hashing.submit(hashlib.sha256, data)
-                block = self._parse(data, at, number, entry, address)
-                found, expected = digest.result().hexdigest(), entry.blocks[number][1]
-                if found != expected:
-                    raise broken_shard(_DIFFERS, address, f"SHA-256 of block {number}", found, expected)
+
+        def read() -> Generator[tuple[bytes, str], None, None]:
+            with self._source.open(entry.name, starts[first], until, size=entry.bytes) as stream:
+                for number in range(first, stop):
+                    at, size = starts[number], starts[number + 1] - starts[number]
+                    # Before it is read: a source may send any number of bytes.
+                    if size > MAX_BLOCK_BYTES:
+                        found, expected = f"{size:,} bytes", f"at most {MAX_BLOCK_BYTES:,}"
+                        raise broken_shard(_DIFFERS, address, f"block {number}", found, expected)
+                    data = stream.read(size)
+                    if len(data) < size:
+                        stream.finish()  # raises a more precise error if the source failed
+                        record, found = "end of the shard", f"{at + len(data)} bytes"
+                        raise broken_shard(_DIFFERS, address, record, found, entry.bytes)
+                    yield data, hashlib.sha256(data).hexdigest()
+                if stop == count:
+                    stream.finish()
+
+        # Reading and hashing takes as long as parsing, and does not need Python's lock.
+        with closing(read_ahead(read())) as blocks:
+            for number, (data, digest) in enumerate(blocks, start=first):
+                # First, since its errors name the byte.
+                block = self._parse(data, starts[number], number, entry, address)
+                if digest != (expected := entry.blocks[number][1]):
+                    raise broken_shard(_DIFFERS, address, f"SHA-256 of block {number}", digest, expected)
                 yield block
-            if stop == count:
-                stream.finish()
 
     def _parse(self, data: bytes, begin: int, number: int, entry: ShardEntry, address: str) -> Block:
         """Return the needed arrays of a block, as views of its bytes, after checking them.

@@ -27,6 +27,7 @@ _PASSES: Final = 4
 _COPY_BYTES: Final = 16 << 20
 """Approximate size of the pieces in which arrays are copied to the device."""
 _STORED: Final[dict[Any, np.dtype[Any]]] = {
+    np.dtype(np.int16): np.dtype(np.int32),
     np.dtype(np.uint16): np.dtype(np.int16),
     np.dtype(np.uint32): np.dtype(np.int64),
     np.dtype(np.uint64): np.dtype(np.int64),

@@ -72,7 +72,7 @@ def test_sound_games_are_in_the_table(tmp_path: Path, n: int) -> None:
         assert table.game_rows == table.positions == sum(len(games[i]["moves"]) + 1 for i in expected)
         # No array has one entry per position, and a cell takes one byte where that is enough.
         assert table.arrays["fill"].dtype == (np.uint8 if n <= 15 else np.uint16)
-        assert not {"value_sample_tier", "position_ids", "values"} & table.arrays.keys()
+        assert not {"value_sample_tier", "position_offset", "values"} & table.arrays.keys()
 
 
 # --- games that are not as their moves say --------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_unusual_games(tmp_path: Path, further: Mapping[str, Change]) -> None:
     table = table_of(store)
     assert [names[i] for i in game_ids_of(table)] == [*kept, "not changed"]
     assert table.positions == sum(map(len, parts))
-    assert ("values" in table.arrays, "position_ids" in table.arrays) == (
+    assert ("values" in table.arrays, "position_offset" in table.arrays) == (
         further is WITH_VALUES,
         further is WITH_IDS,
     )
