@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any, Final
@@ -500,7 +500,7 @@ class _TableReader:
 
     def _small_tables(
         self, folder: str, schema: pa.Schema, columns: Sequence[str]
-    ) -> Iterator[tuple[AnyPath, pa.Table]]:
+    ) -> Generator[tuple[AnyPath, pa.Table], None, None]:
         """Yield each file of a small table, and some of its columns."""
         chosen = pa.schema([schema.field(name) for name in columns])
         for name, facts in self._store.manifest.files_in(folder).items():
@@ -511,7 +511,7 @@ class _TableReader:
 
     def _groups(
         self, columns: Sequence[str], *, is_first: bool = False
-    ) -> Iterator[tuple[AnyPath, pa.Table, npt.NDArray[np.int32]]]:
+    ) -> Generator[tuple[AnyPath, pa.Table, npt.NDArray[np.int32]], None, None]:
         """Yield the path, columns of the rows and the numbers of the games of each row group.
 
         Args:
