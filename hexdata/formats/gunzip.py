@@ -9,6 +9,7 @@ import codecs
 import gzip
 import io
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -68,22 +69,19 @@ class GunzipFile(io.RawIOBase):
     Args:
         raw: The file, open at its beginning. It is closed together with this object.
         limits: Limits on the decompressed size and on the compression ratio.
-        salvage: If True, all bytes that can be decompressed before damage are returned, at lower speed.
+        salvage: If True, all bytes that can be decompressed before damage are returned. A damaged file is read
+            twice.
 
     Attributes:
         offset: Number of decompressed bytes read so far.
     """
 
     def __init__(self, raw: io.BufferedReader, limits: GunzipLimits, *, salvage: bool = False) -> None:
-        self._limits, self._raw = limits, raw
-        # The reader of zlib decompresses into the buffer of the caller, but loses a piece that is damaged.
-        self._reader: Any = raw
-        if is_gzip(raw.peek(2)):
-            self._reader = None if salvage else zlib_ng._GzipReader(raw, _INPUT)
-        # 31 is gzip: the header is required, and length and checksum at the end are compared.
-        self._member: Any = zlib_ng.decompressobj(wbits=31)
-        self._input = b""  # compressed bytes that are not decompressed yet
+        self._limits, self._raw, self._salvage = limits, raw, salvage
+        # The reader of zlib decompresses into the buffer of the caller.
+        self._reader: Any = zlib_ng._GzipReader(raw, _INPUT) if is_gzip(raw.peek(2)) else raw
         self._step = _OUTPUT
+        self._damage: FormatError | None = None
         self._decoder: codecs.IncrementalDecoder | None = None  # of a text in UTF-16
         self._text = b""  # text that did not fit into the last buffer
         self.offset = 0
@@ -128,55 +126,39 @@ class GunzipFile(io.RawIOBase):
 
     def _read(self, view: memoryview) -> int:
         """Read decompressed bytes into a buffer and return their number. Raises as :meth:`read`."""
+        count = 0
         try:
-            if self._reader is not None:
-                count = self._reader.readinto(view)
-            else:
-                piece = self._unpack(len(view))
-                count = len(piece)
-                view[:count] = piece
-        except (EOFError, zlib_ng.error, gzip.BadGzipFile) as error:  # type: ignore[misc]  # its stub hides that it is a class
+            while count < len(view) and self._damage is None:
+                size = self._reader.readinto(view[count : count + self._step])
+                count += size
+                if not size or self._step > 1:
+                    break
+        except (EOFError, zlib_ng.error, zlib.error, gzip.BadGzipFile) as error:  # type: ignore[misc]  # hidden in its stub
+            if self._salvage and self._step > 1:
+                self._read_again()
+                return self._read(view)
             code = Reason.TRUNCATED if isinstance(error, EOFError) else Reason.CORRUPT_GZIP
             reason = "the gzip stream is damaged or ends before its end marker"
-            raise FormatError(reason, code, f"the damage after {self.offset:,} unpacked bytes") from None
+            found = f"the damage after {self.offset + count:,} unpacked bytes"
+            # Raised by the next call, too: after wrong checksums, zlib would read the next member.
+            self._damage = FormatError(reason, code, found)
+        if self._damage is not None and not count:
+            raise self._damage
         self.offset += count
         # Checked after each step, so that a bomb exceeds a limit by one step at most.
         self._limits.check_sizes(self.offset, self._raw.tell())
-        return int(count)
+        return count
 
-    def _unpack(self, size: int) -> bytes:
-        """Return at most ``size`` more bytes of a gzipped file that is salvaged, none at its end.
+    def _read_again(self) -> None:
+        """Go to the same offset again, from where each call reads one byte.
 
-        Raises:
-            EOFError: The file ends within a member.
-            zlib_ng.error: A member is damaged.
+        A call of zlib that meets damage loses the bytes that it has decompressed before it; of the last byte
+        of a member, Python's reader compares the checksum with the next call.
         """
-        piece = b""
-        while size and not piece:  # zlib takes a size of 0 as unlimited
-            self._input = self._input or self._raw.read(_INPUT)
-            at_end = not self._input
-            if self._member.eof:
-                self._input = self._input.lstrip(b"\0")
-                if at_end:
-                    break
-                if not self._input:
-                    continue
-                self._member = zlib_ng.decompressobj(wbits=31)
-            # A call that fails leaves the decompressor unusable, so a copy is needed to try a smaller step.
-            before = self._member.copy()
-            try:
-                piece = self._member.decompress(self._input, min(size, self._step))
-            except zlib_ng.error:  # type: ignore[misc]
-                # zlib returns nothing from a call that fails, so smaller steps get closer to the damage.
-                if min(size, self._step) == 1:
-                    raise
-                self._member, self._step = before, min(size, self._step) // 2
-                continue
-            self._input = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
-            # The decompressor may still hold bytes after the last input; only then is the stream cut.
-            if at_end and not (piece or self._member.eof):
-                raise EOFError
-        return piece
+        self._raw.seek(0)
+        self._reader, self._step, left = gzip._GzipReader(self._raw), 1, self.offset  # type: ignore[attr-defined]
+        while left:
+            left -= self._reader.readinto(bytearray(min(left, _OUTPUT)))
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
