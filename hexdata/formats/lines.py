@@ -43,12 +43,13 @@ _COPIED: Final = re.compile(
     r"(?![^#]{0,200}[0-9],\s{0,9}[A-Za-z]{1,2}[0-9])"
     r"(?:[^#]{0,200}[\s" + _MARKS + r",;:|=\ufeff\u200b])?"
     r"(?:(?i:https?)://)?(?P<address>(?:[\w-]{1,60}\.){1,9}\w{2,9}[^\s#]{0,200})?"
-    r"#(?P<game>[0-9][^#" + _MARKS + r"|]*+)[" + _MARKS + r".,;|]*+"
-    r"(?:(?:(?<=[,;|])|[ \t]{1,9})(?P<word>[A-Za-z]{1,5})|(?<![,;|])[ ]{1,9}(?P<number>[12]))?+\s{0,9}+"
+    rf"#(?P<game>[0-9][^#{_MARKS}|]*+)[{_MARKS}]*+"
+    r"(?P<tail>(?:[\s.,;|]{1,9}(?:[A-Za-z]{1,5}|[12]))?+)"
+    rf"[{_MARKS}\s.,;|]*+"
     r"(?P<comment>(?:(?<=\s)#(?:[ \t][^\r]*)?)?)"
 )
-"""A line with text or brackets around its game. The text before it contains neither ``#`` nor a game. A word
-after it may be the winner; a number only after a space, as it is a column of a table otherwise.
+"""A line with text or brackets around its game. The text before it contains neither ``#`` nor a game. After
+it may be a word or a number, which its reader may take as the winner.
 Repetitions are bounded or possessive, so that a hostile line is not searched for long."""
 
 
@@ -62,8 +63,8 @@ def without_surroundings(text: str) -> str:
     if found is None:
         return text
     address = f"https://{found['address']}" if found["address"] else ""
-    game = found["game"].rstrip(" \t.,;")
-    return f"{address}#{game} {found['word'] or found['number'] or ''} {found['comment']}".rstrip(" ")
+    game = f"{found['game']}{found['tail'].replace('|', ',')}".rstrip(" \t.,;")
+    return f"{address}#{game} {found['comment']}".rstrip(" ")
 
 
 def listed_moves(text: str) -> list[str]:
