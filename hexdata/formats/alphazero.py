@@ -71,7 +71,7 @@ _MAX_DEPTH: Final = 8
 _NAMES: Final = (
     ("boards", "board", "states", "state", "x", "s", "observations"),
     ("policies", "policy", "pi", "pis", "p", "probs", "policy_targets"),
-    ("values", "value", "z", "v", "y", "outcomes", "winners"),
+    ("values", "value", "z", "v", "y", "outcomes", "outcome", "winners", "winner"),
 )
 """Names of the arrays of an ``.npz`` file."""
 _PLAYERS: Final = ("first", "second", "mover", "other")
@@ -173,7 +173,7 @@ class AlphaZeroReader(FileReader):
         # Two bytes can be read before any damage, which the reader of the content then reports.
         with GunzipFile(storage_of(self.path).open(), _LIMITS, salvage=True) as file:
             is_archive = file.read(2) == b"PK"
-        items, layout = (_read_archive if is_archive else _read_pickle)(self.path)
+        items, layout, unread = (_read_archive if is_archive else _read_pickle)(self.path)
         records, rejected = _check_records(items, self.board_size, self._stated is not None)
         if records is None:
             # The layout of a file that has no records, or none of the selected size, is fine.
@@ -183,7 +183,7 @@ class AlphaZeroReader(FileReader):
         convention, positions = _read_as(records, self._stated, layout)
         self.board_size = records.planes.shape[2]
         passes = int(np.count_nonzero(records.policies[:, -1]))
-        self.header |= {"convention": convention, "counts": {"passes": passes}}
+        self.header |= {"convention": convention, "counts": {"passes": passes, **unread}}
         return positions, rejected
 
 
@@ -192,8 +192,8 @@ def _unknown(found: str, expected: str) -> FormatError:
     return FormatError(reason, found=found, expected=expected)
 
 
-def _read_pickle(path: AnyPath) -> tuple[Sequence[object], str]:
-    """Return the items of a pickle, and its layout in words."""
+def _read_pickle(path: AnyPath) -> tuple[Sequence[object], str, dict[str, int]]:
+    """Return the items of a pickle, its layout in words, and nothing, since all of it is read."""
     with GunzipFile(storage_of(path).open(), _LIMITS) as file:
         unpickler = Unpickler(PickleStream(file, _LIMITS))
         for _ in unpickler.run():
@@ -208,7 +208,7 @@ def _read_pickle(path: AnyPath) -> tuple[Sequence[object], str]:
         raise _unknown(layout, f"a list of (board, policy, value); {OWN_READER}")
     if len(top) > _MAX_RECORDS:
         raise FormatError("too many records", Reason.LIMIT_ITEMS, layout, f"at most {_MAX_RECORDS:,}")
-    return top, layout
+    return top, layout, {}
 
 
 def _is_record(item: object) -> bool:
@@ -218,20 +218,23 @@ def _is_record(item: object) -> bool:
     return isinstance(item, tuple) or isinstance(item[0], PickledArray) or is_number(item[2])
 
 
-def _read_archive(path: AnyPath) -> tuple[Sequence[object], str]:
-    """Return the rows of an ``.npz`` file, and its layout in words."""
+def _read_archive(path: AnyPath) -> tuple[Sequence[object], str, dict[str, int]]:
+    """Return the rows of an ``.npz`` file, its layout in words, and the count of arrays that are not read."""
     with NpzFile(path) as file:
         layout = f"arrays {', '.join(f'{name} {header}' for name, header in file.headers.items())}"
         if not file.headers:
-            return [], layout
+            return [], layout, {}
         chosen = [[name for name in file.headers if name.lower() in group] for group in _NAMES]
         if any(len(names) != 1 for names in chosen):
             expected = ", ".join(f"one of {'/'.join(names)}" for names in _NAMES)
             raise _unknown(layout, f"{expected}; {OWN_READER}")
         needed = [name for (name,) in chosen]
+        others = len(file.headers) - len(needed)
+        file.headers = {name: file.headers[name] for name in needed}  # the others may be anything
         file.select(needed, _ARCHIVE_LIMITS)
         blocks = list(file.blocks(BATCH_ROWS))
-    return [row for block in blocks for row in zip(*(block[name] for name in needed), strict=True)], layout
+    rows = [row for block in blocks for row in zip(*(block[name] for name in needed), strict=True)]
+    return rows, layout, {"arrays": others} if others else {}
 
 
 # Records

@@ -69,8 +69,8 @@ class GunzipFile(io.RawIOBase):
     Args:
         raw: The file, open at its beginning. It is closed together with this object.
         limits: Limits on the decompressed size and on the compression ratio.
-        salvage: If True, all bytes that can be decompressed before damage are returned. A damaged file is read
-            twice.
+        salvage: If True, all bytes that can be decompressed before damage are returned. A damaged file is
+            read twice.
 
     Attributes:
         offset: Number of decompressed bytes read so far.
@@ -156,7 +156,7 @@ class GunzipFile(io.RawIOBase):
         of a member, Python's reader compares the checksum with the next call.
         """
         self._raw.seek(0)
-        self._reader, self._step, left = gzip._GzipReader(self._raw), 1, self.offset  # type: ignore[attr-defined]
+        self._reader, self._step, left = gzip._GzipReader(self._raw), 1, self.offset
         while left:
             left -= self._reader.readinto(bytearray(min(left, _OUTPUT)))
 

@@ -241,6 +241,8 @@ _LINK_START: Final = re.compile(
     r"|" + _SIZE + r",,?[a-z]{1,2}[0-9]{1,2}(?:[a-z]|:)"
 )
 """Beginning of a link. ``#13,a1b2``, without options, is TRMPH unless ``hexworld.org`` precedes it."""
+_LATER_LINK: Final = re.compile(rb"(?mi)^https?://(?:www\.)?hexworld\.org/board/?[^\s#]*#[0-9]")
+"""Beginning of a link in any line, as the first one may be a title or the header of a table."""
 
 
 def _is_hexworld(head: bytes, name: str) -> bool:
@@ -251,7 +253,8 @@ def _is_hexworld(head: bytes, name: str) -> bool:
     game = games_of(first)
     # Latin-1 has a character for every byte, so that a damaged line can be compared, too.
     link = (game if b"hexworld.org" in game.lower() else first).decode("latin-1").lower()
-    return ".hexworld" in name or (b"\0" not in head and _LINK_START.match(link) is not None)
+    has_link = _LINK_START.match(link) or (_LATER_LINK.search(head) and not has_trmph(head))
+    return ".hexworld" in name or (b"\0" not in head and bool(has_link))
 
 
 HEXWORLD: Final = SourceFormat(

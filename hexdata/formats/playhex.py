@@ -1,4 +1,4 @@
-"""Reader of the games of PlayHex (playhex.org) in JSON: a list of objects, or one object.
+"""Reader of the games of PlayHex (playhex.org) in JSON: a list of objects, or an object on each line.
 
 Red moves first and connects top and bottom, as blue does in hexdata.
 """
@@ -42,6 +42,8 @@ class PlayHexReader(GameReader):
             return  # a part of a JSON text is none
         self._note("other_encodings", not is_utf8(data))
         data = data.removeprefix(BOM_UTF8).decode(errors="replace").encode()  # names in another encoding
+        if data.lstrip().startswith(b"{") and _NEXT_LINE.search(data):
+            data = b"[" + _NEXT_LINE.sub(b"},{", data) + b"]"
         try:
             content = read_json(data, self.path, what="this file", metadata=True)
         except StoreError as wrong:
@@ -75,6 +77,8 @@ class PlayHexReader(GameReader):
             raise FormatError("the winner has no winning chain", Reason.WINNER_VALUE, winner)
 
 
+_NEXT_LINE: Final = re.compile(rb"\}[ \t\r]*+\n\s*+\{")
+"""Between two objects of JSON lines. Within JSON, a comma would separate them."""
 _START: Final = re.compile(rb'\s*(\[\s*\]\s*$|\[?\s*\{[^{}]{0,4000}"(?:boardsize|boardSize)"\s*:)', re.DOTALL)
 """Beginning of a list or an object of PlayHex. The size is one of the first keys."""
 FORMAT: Final = SourceFormat(

@@ -165,8 +165,7 @@ def open_source(
         empty.content = content
         return empty
     if found is None:
-        kind = next((name for start, name in _BINARY.items() if head.startswith(start)), "")
-        start = repr(head[:64].strip()[:16]) + (f", {kind}" if kind else "")
+        start = ", ".join(filter(None, (repr(head[:64].strip()[:16]), _kind_of(head))))
         reason, expected = "the file has no known format", expected_contents()
         raise FormatError(reason, path=path, found=f"a file that begins with {start}", expected=expected)
     given = {"salvage": salvage, "part": part, "is_stated": format is not None, **options}
@@ -181,21 +180,32 @@ def open_source(
     return CheckedReader(reader, found.name)
 
 
-_BINARY: Final = {
-    **dict.fromkeys((b"(dp", b"(lp", b"}q", b"]q"), "a pickle of protocol 0 or 1, not 2 to 5"),
-    b"PAR1": "Parquet",
-    b"\x89HDF": "HDF5",
-    b"\x93NUMPY": "a single NumPy array",
-    b"PK\x03\x04": "a zip archive, such as of torch.save",
-    b"%PDF-": "PDF",
-    b"\x1f\x8b\x08": "gzip within gzip",
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"\x28\xb5\x2f\xfd": "Zstandard",
+_OTHERS: Final = {
+    rb"\((?:dp|lp)|[}\]]q": "a pickle of protocol 0 or 1, not 2 to 5",
+    rb"PAR1": "Parquet",
+    rb"\x89HDF": "HDF5",
+    rb"\x93NUMPY": "a single NumPy array",
+    rb"PK\x03\x04": "a zip archive: unpack it, unless it is of torch.save",
+    rb"%PDF-": "PDF",
+    rb"\x1f\x8b\x08": "gzip within gzip",
+    rb"BZh": "bzip2",
+    rb"\xfd7zXZ": "xz",
+    rb"\x28\xb5\x2f\xfd": "Zstandard",
+    rb".{257}ustar": "a tar archive: unpack it",
+    rb"version https://git-lfs": "a pointer of Git LFS instead of the file",
+    rb"(?:[ -~]\0){8}|(?:\0[ -~]){8}": "UTF-16 without a byte order mark",
 }
-"""Contents of files that are given by mistake, also with the name of a text, by their first bytes."""
+"""Contents of files that are given by mistake, also with the name of a text, by a pattern of their first
+bytes."""
+_OTHER: Final = re.compile(b"|".join(b"(%b)" % start for start in _OTHERS), re.DOTALL)
 _CONTROLS: Final = bytes(set(range(32)) - set(b"\t\n\v\f\r"))
 """Bytes that no text has: one in ten bytes of compressed data."""
+
+
+def _kind_of(head: bytes) -> str:
+    """Return the content of a file that is given by mistake; empty if it is unknown."""
+    found = _OTHER.match(head)
+    return [*_OTHERS.values()][found.lastindex - 1] if found and found.lastindex else ""
 
 
 @functools.lru_cache(maxsize=1)  # each format asks for the same file
@@ -208,7 +218,7 @@ def _is_binary(head: bytes) -> bool:
     # have any number, but compressed data are no UTF-8.
     is_text = "\ufffd" not in head[:-4].decode(errors="replace")
     controls = len(head) - len(head.translate(None, _CONTROLS))
-    return head.startswith(tuple(_BINARY)) or (16 * controls > len(head) and not is_text)
+    return bool(_kind_of(head)) or (16 * controls > len(head) and not is_text)
 
 
 def _matches(source_format: SourceFormat, head: bytes, name: str) -> bool:

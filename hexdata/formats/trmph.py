@@ -75,6 +75,10 @@ class TrmphReader(LineReader):
     def __init__(self, path: str | AnyPath, *, has_sidecar: bool = True, **options: Any) -> None:
         super().__init__(path, **options)
         self._sidecar: SidecarReader | None = None
+        renamed = _NO_TEXT.sub(".trmph", self.path.name)
+        if renamed != self.path.name and find_sidecar(self.path.parent / renamed):
+            reason = f"games with a sidecar, in a file with the name of positions; rename it to {renamed}"
+            raise FormatError(reason, Reason.SIDECAR_MISMATCH)
         if has_sidecar and (found := find_sidecar(self.path)):
             self._sidecar = self._opened.enter_context(SidecarReader(found, salvage=self._salvage))
             self.targets = ("policy_weight",)
@@ -161,8 +165,8 @@ def write_trmph(
 # Sidecars
 
 SIDECAR_SUFFIXES: Final = (".provenance.jsonl", ".provenance.jsonl.gz")
-_NO_TEXTS: Final = (".pkl", ".pkl.gz", ".pickle", ".pickle.gz", ".npz", ".examples")
-"""Endings of the names of positions, which have no sidecar. A text with any other name may be TRMPH."""
+_NO_TEXT: Final = re.compile(r"\.(?:pkl|pickle|npz|examples)(?:\.gz)?\Z", re.IGNORECASE)
+"""End of the name of a file of positions, which has no sidecar. A text with any other name may be TRMPH."""
 _LIMITS: Final = GunzipLimits(decompressed_bytes=1 << 40, ratio=1000, ratio_floor=4 << 20)
 _MAX_LINE: Final = 8 << 20
 """Maximum length of a line in bytes. Policies of the longest game on a board of size 32 take 3 MB."""
@@ -196,10 +200,9 @@ def sidecar_names(name: str) -> list[str]:
 
     There are none for the name of a pickle or another file that is no text.
     """
-    lower = name.lower()
-    if lower.endswith(_NO_TEXTS):
+    if _NO_TEXT.search(name):
         return []
-    plain = name[:-3] if lower.endswith(".gz") else name
+    plain = name[:-3] if name.lower().endswith(".gz") else name
     stem = plain.rpartition(".")[0] or plain  # of a name; a PurePath takes ten times as long
     return [stem + suffix for suffix in SIDECAR_SUFFIXES]
 

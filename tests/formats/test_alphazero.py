@@ -115,10 +115,10 @@ def test_deques_and_archives_are_read_as_one_list(tmp_path: Path) -> None:
     for protocol in (2, 4):
         check(save(tmp_path / "checkpoint_0.pth.tar.examples", halves, protocol))
     columns = [np.array(column) for column in zip(*MOVER, strict=True)]
-    for names in (("states", "policies", "values"), ("x", "pi", "z")):
+    for names in (("states", "policies", "winner"), ("x", "pi", "z")):
         arrays: dict[str, Any] = dict(zip(names, columns, strict=True))
-        np.savez_compressed(tmp_path / "a.npz", settings=np.zeros(3), **arrays)
-        check(tmp_path / "a.npz")
+        np.savez_compressed(tmp_path / "a.npz", settings=np.array("x"), **arrays)
+        assert check(tmp_path / "a.npz")[0].header["counts"]["arrays"] == 1
 
 
 def test_a_rejected_record_does_not_decide_the_board_size(tmp_path: Path) -> None:

@@ -401,6 +401,8 @@ def test_any_text_may_have_a_sidecar_but_no_pickle(tmp_path: Path, suffix: str) 
     assert convert(tmp_path / "store", folder, text).skipped_files == {}
     assert None not in {row["policy_weight"] for row in rows_of(tmp_path / "store", "positions")}
     assert [each.ok for each in check_round_trip(tmp_path / "store", [folder])] == [True, True]
+    with pytest.raises(RejectRateError, match=r"rename it to a\.trmph"):
+        convert(tmp_path / "other", text.rename(path.with_suffix(".pkl")), max_reject_rate=0.01)
 
 
 def test_a_sidecar_means_nothing_beside_another_format(tmp_path: Path) -> None:
