@@ -140,8 +140,6 @@ def publish_part(
             reason = f"{name} has {rows:,} of {count:,} rows: temporary files lack the others"
             hint = "Remove the folder and run the command again."
             raise StoreError(reason, path=groups[0].first.folder, hint=hint)
-    # The worker lives on, and Arrow would keep the memory of this part.
-    pa.default_memory_pool().release_unused()
     return facts
 
 

@@ -107,7 +107,6 @@ def read_sources(files: Sequence[Source], folder: AnyPath, options: ConvertOptio
         # An unreadable file may be readable in the next run.
         if all(each.failure is None or each.failure[0] != Reason.UNREADABLE for each in facts):
             save_facts(folder, facts)
-    pa.default_memory_pool().release_unused()
     return facts
 
 

@@ -12,6 +12,8 @@ from itertools import accumulate, chain, groupby
 from math import inf
 from typing import Any, Final, TypeVar, cast
 
+import pyarrow as pa
+
 from hexdata import __version__
 from hexdata.convert import publish, report
 from hexdata.convert.companions import add_companions
@@ -196,6 +198,8 @@ class ConvertRun:
         for index, facts in self._run(read_sources, tasks):
             _set_facts(batches[index], facts, folders[index])
             self.progress.advance(sum(file.new_bytes for file in batches[index]))
+        # Once, as memory that is released is slow to get again: DuckDB's limit leaves little beside it.
+        pa.default_memory_pool().release_unused()
         _limit_headers(files)
 
     def _choose_size(self, sources: list[Source]) -> tuple[list[Source], dict[str, str]]:
