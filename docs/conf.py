@@ -7,10 +7,12 @@ sources.
 import re
 from typing import Any
 
+import typer
 from sphinx.application import Sphinx
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
 import hexdata
+from hexdata.cli import app as cli
 from hexdata.formats.registry import BUILT_IN_FORMATS
 
 project = "hexdata"
@@ -85,7 +87,24 @@ def _list_formats(_app: Sphinx, _name: str, source: list[str]) -> None:
     source[0] = source[0].replace("<!-- formats -->", table)
 
 
+def _list_options(_app: Sphinx, _name: str, source: list[str]) -> None:
+    """Put the table of a command's options in place of a comment, such as ``<!-- options of shuffle -->``."""
+
+    def table(command: re.Match[str]) -> str:
+        rows = ["| option | default | meaning |", "|---|---|---|"]
+        for option in commands[command[1]].params:
+            if option.opts[0].startswith("--") and not option.hidden:
+                default = "" if option.default in (None, False) else option.default
+                name = " ".join(filter(None, [option.opts[0], option.metavar])).replace("|", r"\|")
+                rows.append(f"| `{name}` | {default} | {option.help} |")
+        return "\n".join(rows)
+
+    commands: Any = typer.main.get_command(cli).commands  # type: ignore[attr-defined]
+    source[0] = re.sub(r"<!-- options of (\w+) -->", table, source[0])
+
+
 def setup(app: Sphinx) -> None:
     """Connect the functions above; called by Sphinx."""
     app.connect("autodoc-process-docstring", _read_google_style)
     app.connect("source-read", _list_formats)
+    app.connect("source-read", _list_options)

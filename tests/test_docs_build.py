@@ -115,6 +115,8 @@ def test_the_command_line_is_told_as_it_is():
     sections = sections_of((DOCS / "cli.md").read_text(encoding="utf-8"))
     assert {t.removeprefix("hexdata ") for t in sections if t.startswith("hexdata ")} == set(commands)
     for name, command in commands.items():
+        if f"<!-- options of {name} -->" in sections[f"hexdata {name}"]:
+            continue  # the table is made from the command
         rows = ROW.finditer(sections[f"hexdata {name}"])
         told = {match["option"]: match["default"].strip() for match in rows}
         real = options_of(command)

@@ -36,6 +36,7 @@ LAYERS = {
     "arrays": 2,
     "config": 2,
     "draw": 2,
+    "options": 2,
     "pool": 2,
     "progress_bar": 2,
     "schema": 2,

@@ -1,7 +1,8 @@
 """Parts that the commands share: how a command is declared, and the context in which it runs.
 
 A command is a function. Its parameters have the names, types and defaults of the options, and its docstring
-declares their metavars and helps, in the groups in which ``--help`` shows them.
+declares their metavars and helps, in the groups in which ``--help`` shows them. A parameter ``options``
+whose type is a dataclass, stands for the fields of that class, which its docstring describes.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import fields
+from functools import wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
@@ -23,7 +25,7 @@ import hexdata
 from hexdata.cli.messages import print_stderr
 from hexdata.errors import without_secrets
 from hexdata.text import did_you_mean, printable
-from hexdata.units import parse_bytes
+from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from hexdata.cli.render import Output
@@ -50,7 +52,6 @@ Arguments:
 
 Options:
     --json: Print the result as one line of JSON.
-    --seed N: Random seed. The same seed gives the same order.
 
 {_RESOURCES}:
     --workers N: Number of worker processes. Default: 1 for little data, else one per core, if they fit
@@ -191,21 +192,62 @@ def _declared(docstring: str) -> dict[str, tuple[re.Match[str], str]]:
     }
 
 
+def _fields_as_options(kind: type) -> str:
+    """Return what a dataclass says about its fields, in the form of a command's docstring.
+
+    Fields of a base class form a group of their own.
+    """
+    text = ""
+    attributes = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
+    for name, entry in re.findall(r"^    (\w+)(:.*(?:\n {8}.*)*)", re.sub('[`"]', "", attributes), re.MULTILINE):
+        owner = next(each for each in kind.__mro__ if name in vars(each)["__annotations__"])
+        group = "Options" if owner is kind else owner.__name__.removesuffix("Options")
+        text += f"{group}:\n    --{name.replace('_', '-')}{entry}\n"
+    return text
+
+
+def _with_fields(function: Callable[..., None], kind: type) -> Callable[..., None]:
+    """Return a command in which the fields of a dataclass replace the parameter ``options``."""
+    own, options = inspect.signature(function).parameters, inspect.signature(kind).parameters
+
+    @wraps(function)
+    def run(**given: Any) -> None:
+        function(options=kind(**{name: given.pop(name) for name in options}), **given)
+
+    hints = get_type_hints(kind) | get_type_hints(function)
+    named = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, each in {**options, **own}.items()
+        if name != "options"
+    ]
+    run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    return run
+
+
 def add_command(function: Callable[..., None]) -> None:
     """Add a function as a command of its name to the application."""
     text, *sections = _SECTION.split(inspect.cleandoc(function.__doc__ or ""))
     examples = next(section for section in sections if section.startswith("Examples:"))
     declared = _declared(_SHARED) | _declared("\n".join(sections))
-    hints = get_type_hints(function)
-    for name, parameter in inspect.signature(function).parameters.items():
-        (entry, group), hint = declared[name], hints[name]
+    if options := get_type_hints(function).get("options"):
+        declared = _declared(_fields_as_options(options)) | declared
+        function = _with_fields(function, options)
+    parameters = []
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        (entry, group), hint = declared[name], parameter.annotation
+        if entry["metavar"] == "SIZE" and isinstance(parameter.default, int):
+            hint = Size
+            parameter = parameter.replace(default=format_bytes(parameter.default).replace(" ", ""))
         # The type without list and None.
         kind = hint
         while get_origin(kind) not in (None, Literal):
             kind = get_args(kind)[0]
+        choices = get_args(kind) if get_origin(kind) is Literal else ()
+        # The default is shown apart from the help, but not what None means.
+        meaning = re.sub(r" Default (?!None).*", "", re.sub(r"\s+", " ", entry["help"]))
         facts: dict[str, Any] = {
-            "metavar": "|".join(get_args(kind)) if get_origin(kind) is Literal else entry["metavar"],
-            "help": re.sub(r"\s+", " ", entry["help"]),
+            "metavar": "|".join(choices) or entry["metavar"] or {int: "N", str: "TEXT"}.get(kind),
+            "help": meaning.replace("Default None:", "Default:"),
             "parser": {AnyPath: _as_path, Size: parse_bytes}.get(kind),
             # What None means is in the text of the help.
             "show_default": parameter.default is not None,
@@ -215,7 +257,8 @@ def add_command(function: Callable[..., None]) -> None:
             info: Any = typer.Option(*names, rich_help_panel=group, **facts)
         else:
             info = typer.Argument(**facts)
-        function.__annotations__[name] = Annotated[hint, info]
+        parameters.append(parameter.replace(annotation=Annotated[hint, info]))
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     lines = [line.strip() for line in examples.splitlines()[1:] if line.strip()]
     # Typer creates the command from a class, so its examples are an attribute of a class of its own.
     kind_of_command = type(function.__name__, (Command,), {"examples": lines})

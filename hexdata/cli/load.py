@@ -42,6 +42,7 @@ def load(
         --epochs N: Number of epochs.
         --split: Split to load.
         --batch-size N: Number of positions per batch.
+        --seed N: Random seed. The same seed gives the same order.
         --mode: games: hold the games of a converted store in memory and permute their positions. exact: read
             the shards of the split into memory and permute their positions. stream: read shards sequentially
             and mix them in a buffer. Default: games for a store without shards, exact for a local folder of

@@ -47,6 +47,7 @@ def demo(folder: str = "hexdata-demo", games: int = 1_500, seed: int = 7, json: 
 
     Options:
         --games N: Number of games to generate.
+        --seed N: Random seed of the games and of the shuffle.
     """
     from hexdata.demo import DemoOptions
     from hexdata.errors import ConfigError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal
 
-from hexdata.cli.app import AnyPath, Size, command, options_of, using_engine
+from hexdata.cli.app import AnyPath, command, using_engine
+from hexdata.options import ShuffleOptions
 from hexdata.text import count_of, shortened
 from hexdata.units import format_bytes
 
@@ -19,19 +20,8 @@ _SHOWN_GROUPS: Final = 12
 
 def shuffle(
     store: AnyPath,
-    seed: int | None = None,
-    buckets: int | None = None,
-    memory: Size = "1GB",
-    threads: int | None = None,
-    where: str | None = None,
-    dedup: Literal["none", "exact", "symmetric"] = "none",
-    per_game: int | None = None,
-    per_game_by: Literal["key", "tier"] = "key",
-    balance_by: str | None = None,
-    stratify_by: str | None = None,
-    assign: Literal["position", "game"] = "position",
+    options: ShuffleOptions,
     dry_run: bool = False,
-    replace: bool = False,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     json: bool = False,
@@ -47,29 +37,10 @@ def shuffle(
         hexdata shuffle store --where 'value_sample_tier <= 1'
 
     Options:
-        --seed N: Random seed. The same seed gives the same order. Default: the seed of the present shuffle,
-            or 0.
         --dry-run: Print the plan with its passes and disk space; write nothing.
-        --replace: Remove another shuffle of the store, and the shards and pickles made from it, before this
-            one is written, if the disk cannot hold both.
-
-    Arrange positions:
-        --buckets N: Number of buckets (files) of the largest split. Default: one per 1,048,576 positions.
-        --stratify-by EXPR: Give every bucket the same share of each value of an SQL expression, such as
-            value; 'length' is the length of the game.
-        --assign: Assign single positions or whole games to buckets.
-
-    Select positions:
-        --where CONDITION: Keep only positions that meet this SQL condition, such as 'value_sample_tier <= 1'.
-        --dedup: Keep one game of each set of duplicates: with equal moves, or equal under a symmetry too.
-        --per-game N: Maximum number of positions per game, chosen at random by seed.
-        --per-game-by: Choose the positions of --per-game at random, or low value sample tiers first.
-        --balance-by EXPR: Reduce all groups of positions with equal values of an SQL expression, such as
-            source or winner, to the size of the smallest group, by random choice.
     """
-    from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store
+    from hexdata.shuffle import plan_shuffle, shuffle_store
 
-    options = options_of(ShuffleOptions, locals())
     with command(json) as (output, bar), using_engine(engine, address) as runner:
         if dry_run:
             plan = plan_shuffle(store, options, engine=runner)

@@ -25,8 +25,8 @@ from hexdata.checks import (
     unusable,
 )
 from hexdata.errors import ConfigError
+from hexdata.options import Dedup
 from hexdata.progress import SILENT, Progress
-from hexdata.selection.select import Dedup
 from hexdata.shards.cache import CacheOptions
 from hexdata.storage import AnyPath
 

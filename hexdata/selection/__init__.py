@@ -4,8 +4,9 @@
 it; ``verify`` runs it again and compares the results.
 """
 
+from hexdata.options import SelectionOptions
 from hexdata.selection.groups import BalanceRow, Means
-from hexdata.selection.select import Duplicates, Selection, SelectionOptions, select
+from hexdata.selection.select import Duplicates, Selection, select
 
 __all__ = [
     "BalanceRow",

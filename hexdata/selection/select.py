@@ -1,4 +1,4 @@
-"""The selection of positions for a shuffle: its options, the filters, and the query that they make.
+"""The selection of positions for a shuffle: the filters, and the query that they make.
 
 The filters that act on games, the removal of duplicates and a maximum number of positions per game, write
 lookup tables of the games concerned, never positions.
@@ -7,11 +7,11 @@ lookup tables of the games concerned, never positions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, get_args
+from dataclasses import dataclass
+from typing import Final
 
-from hexdata.checks import check_choice, check_fields
 from hexdata.errors import ConfigError
+from hexdata.options import SelectionOptions
 from hexdata.order import derive_key, sort_key_sql
 from hexdata.schema import SPLITS, is_target
 from hexdata.selection.expression import Expression, check_condition, check_expression, explain_failures
@@ -20,73 +20,6 @@ from hexdata.selection.tables import SPLIT_INDEX, StoreTables, save_query
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.session import DuckDBPyConnection
-
-Dedup = Literal["none", "exact", "symmetric"]
-"""Which duplicate games are left out: none, those with equal moves, or those equal under a symmetry too."""
-
-_CHOICES: Final = {
-    "dedup": get_args(Dedup),
-    "per_game_by": ("key", "tier"),
-    "assign": ("position", "game"),
-}
-
-
-@dataclass(frozen=True)
-class SelectionOptions:
-    """Options that select positions for a shuffle and assign them to buckets.
-
-    The filters are applied in this order: ``where``, ``dedup``, ``per_game``, ``balance_by``.
-    ``stratify_by`` and ``assign`` then determine the bucket of each remaining position. Expressions are SQL
-    over the columns of positions and games and over ``source``, the name of the source file. They are checked
-    against the store when the shuffle starts.
-
-    Attributes:
-        where: Condition; only positions for which it is true are kept. Default None: all positions.
-        dedup: ``"exact"`` keeps one game of those with equal moves and first player; ``"symmetric"`` keeps
-            one of those that are equal under a symmetry of the board, fragments included. Default ``"none"``.
-        per_game: Maximum number of positions per game. Default None: no maximum.
-        per_game_by: ``"key"`` (default) chooses the positions of a game at random by a seeded key; ``"tier"``
-            prefers low value sample tiers.
-        balance_by: Expression; within each split, all groups of equal value are reduced to the size of the
-            smallest group by a seeded random choice. Default None.
-        stratify_by: Expression, or ``"length"`` for ``total_positions``; every bucket receives the same share
-            of each value. Default None.
-        assign: Whether single positions (``"position"``, default) or whole games (``"game"``) are assigned to
-            buckets.
-
-    Raises:
-        ConfigError: A value is out of range, or two options exclude each other.
-    """
-
-    where: str | None = None
-    dedup: Dedup = "none"
-    per_game: int | None = None
-    per_game_by: Literal["key", "tier"] = "key"
-    balance_by: str | None = None
-    stratify_by: str | None = None
-    assign: Literal["position", "game"] = "position"
-
-    def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            check_choice(name, getattr(self, name), choices)
-        for name in ("where", "balance_by", "stratify_by"):
-            text = getattr(self, name)
-            is_text = isinstance(text, str) and text.strip() and "\0" not in text
-            if text is not None and (not is_text or any("\ud800" <= letter <= "\udfff" for letter in text)):
-                raise ConfigError(f"{name} must be an SQL expression", found=ascii(text))
-        check_fields(self, {"per_game": 1})
-        if self.per_game is None and self.per_game_by != "key":
-            raise ConfigError(f"per_game_by {self.per_game_by} needs per_game, a number of positions")
-        if self.stratify_by is not None and self.assign == "game":
-            raise ConfigError(
-                "stratify_by cannot be combined with assign game: strata are divided by position"
-            )
-
-    def non_default(self) -> dict[str, Any]:
-        """Return the options of this class that differ from their defaults, as JSON values by name."""
-        defaults = {field.name: field.default for field in fields(SelectionOptions)}
-        return {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
-
 
 # --- filters of games ---------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from hexdata.cards import write_cards
 from hexdata.checks import check_options
 from hexdata.engine import LOCAL, Engine
+from hexdata.options import ShuffleOptions
 from hexdata.progress import SILENT, Progress
-from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import ShufflePlan
 from hexdata.shuffle.sort import SortedBucket
 from hexdata.shuffle.stage import ShuffleResult, ShuffleRun, is_same_shuffle, prepare, with_seed

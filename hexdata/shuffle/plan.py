@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hexdata.errors import BudgetError
+from hexdata.options import BASE_MEMORY, ShuffleOptions
 from hexdata.schema import board_bytes
 from hexdata.selection import BalanceRow, Duplicates
-from hexdata.shuffle.options import BASE_MEMORY, ShuffleOptions
 from hexdata.storage.errors import RUN_AGAIN
 from hexdata.store.parquet import ROW_GROUP_BYTES, ROW_GROUP_ROWS
 from hexdata.units import format_bytes

@@ -144,8 +144,8 @@ class Sort:
         keyed = f"SELECT *, (split::BIGINT << 32) + bucket AS bucket_key FROM ({self.query})"
         batch_rows = max(min(_BATCH_ROWS, _BATCH_BYTES // self.limits.row), 1)
         for condition in self._conditions(con, keyed, buckets):
-            # Only what is written, since each column of the sort takes time and temporary disk space: a winner
-            # 16 bytes as text, and one byte as ENUM.
+            # Only what is written, since each column of the sort takes time and temporary disk space. A text
+            # of the winner takes 16 bytes, and an ENUM one.
             query = f"""
                 SELECT * EXCLUDE (split, bucket, sort_key) REPLACE (winner::ENUM {WINNERS} AS winner)
                 FROM ({keyed}) WHERE {condition} ORDER BY bucket_key, sort_key

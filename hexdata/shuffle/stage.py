@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from hexdata.engine import Engine
 from hexdata.errors import StoreError
+from hexdata.options import ShuffleOptions
 from hexdata.order import ORDER_VERSION
 from hexdata.progress import Progress
 from hexdata.retry import repeats_on_disk
 from hexdata.selection import BalanceRow, Duplicates, Selection, select
-from hexdata.shuffle.options import ShuffleOptions
 from hexdata.shuffle.plan import ShufflePlan, SortLimits, bucket_counts, row_bytes
 from hexdata.shuffle.sort import Bucket, Sort, SortedBucket, divide, write_part
 from hexdata.storage import AnyPath, client_memory, storage_of

@@ -13,10 +13,10 @@ import pytest
 
 from hexdata.errors import BudgetError, StoreError
 from hexdata.export import export_shards
+from hexdata.options import MINIMUM_MEMORY
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shuffle import ShuffleOptions, plan_shuffle, shuffle_store, sort
-from hexdata.shuffle.options import MINIMUM_MEMORY
 from hexdata.shuffle.plan import SortLimits
 from hexdata.store import Store
 from hexdata.verify import verify_store

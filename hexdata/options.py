@@ -1,0 +1,128 @@
+"""Options of the shuffle, each declared once: its type, its default, its description and its check.
+
+The arguments of ``ShuffleOptions``, the keys of a config, the options of ``hexdata shuffle`` and their table
+in the documents follow from this. No library that is slow to import is used here, so that ``--help`` is fast.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, get_args, get_type_hints
+
+from hexdata.checks import check_choice, check_fields, check_seed, describe_options
+from hexdata.errors import BudgetError, ConfigError
+
+Dedup = Literal["none", "exact", "symmetric"]
+"""Which duplicate games are left out: none, those with equal moves, or those equal under a symmetry too."""
+
+BASE_MEMORY: Final = 420_000_000
+"""Measured bytes of a shuffle besides DuckDB's limit: interpreter, libraries, row groups read and written."""
+MINIMUM_MEMORY: Final = BASE_MEMORY + 150_000_000
+"""Bytes needed for DuckDB to sort with one thread."""
+MAX_BUCKETS: Final = 100_000
+
+
+@dataclass(frozen=True)
+class SelectionOptions:
+    """Options that select positions for a shuffle and assign them to buckets.
+
+    The filters are applied in this order: ``where``, ``dedup``, ``per_game``, ``balance_by``.
+    ``stratify_by`` and ``assign`` then determine the bucket of each remaining position. Texts are SQL
+    expressions over the columns of positions and games and over ``source``, the name of the source file. They
+    are checked against the store when the shuffle starts.
+
+    Attributes:
+        where: Keep only positions for which this SQL condition is true, such as ``value_sample_tier <= 1``.
+            Default None: all positions.
+        dedup: Keep one game of each set of duplicates: ``"exact"`` with equal moves and first player,
+            ``"symmetric"`` also those that are equal under a symmetry of the board, fragments included.
+            Default ``"none"``.
+        per_game: Maximum number of positions per game. Default None: no maximum.
+        per_game_by: Choose the positions of ``per_game`` at random by a seeded key (``"key"``), or low value
+            sample tiers first (``"tier"``). Default ``"key"``.
+        balance_by: Within each split, reduce all groups of positions with equal values of this SQL
+            expression, such as ``source`` or ``winner``, to the size of the smallest group by a seeded random
+            choice. Default None: no groups.
+        stratify_by: Give every bucket the same share of each value of this SQL expression, such as ``value``;
+            ``length`` is ``total_positions``. Default None: no strata.
+        assign: Assign single positions (``"position"``) or whole games (``"game"``) to buckets. Default
+            ``"position"``.
+
+    Raises:
+        ConfigError: A value is out of range, or two options exclude each other.
+    """
+
+    where: str | None = None
+    dedup: Dedup = "none"
+    per_game: int | None = None
+    per_game_by: Literal["key", "tier"] = "key"
+    balance_by: str | None = None
+    stratify_by: str | None = None
+    assign: Literal["position", "game"] = "position"
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(SelectionOptions)
+        for name, value in vars(self).items():
+            if (hint := hints.get(name)) == str | None:
+                is_text = isinstance(value, str) and value.strip() and "\0" not in value
+                if value is not None and (not is_text or any("\ud800" <= each <= "\udfff" for each in value)):
+                    raise ConfigError(f"{name} must be an SQL expression", found=ascii(value))
+            elif hint == int | None:
+                check_fields(self, {name: 1})
+            elif hint is not None:
+                check_choice(name, value, get_args(hint))
+        if self.per_game is None and self.per_game_by != "key":
+            raise ConfigError(f"per_game_by {self.per_game_by} needs per_game, a number of positions")
+        if self.stratify_by is not None and self.assign == "game":
+            raise ConfigError(
+                "stratify_by cannot be combined with assign game: strata are divided by position"
+            )
+
+    def non_default(self) -> dict[str, Any]:
+        """Return the options of this class that differ from their defaults, as JSON values by name."""
+        defaults = {field.name: field.default for field in fields(SelectionOptions)}
+        return {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
+
+
+@describe_options
+@dataclass(frozen=True)
+class ShuffleOptions(SelectionOptions):
+    """How to shuffle, and which positions.
+
+    Attributes:
+        seed: Seed that determines the order. The same seed gives the same order. Default None: the seed of
+            the present shuffle of the store, or 0.
+        buckets: Number of buckets (files) of the largest split, 1 to 100,000. Default None: one per 1,048,576
+            positions.
+        memory: Total memory in bytes. It does not affect the result. Default 1 GB.
+        threads: Maximum number of threads, limited by the memory. It does not affect the result. Default
+            None: one per core.
+        replace: Remove another shuffle of the store, and the shards and pickles made from it, before this one
+            is written, if the disk cannot hold both. Default False: another shuffle is replaced when this one
+            is complete, and what was made from it stays.
+
+    Raises:
+        ConfigError: A value is out of range.
+        BudgetError: The memory is too small for any shuffle.
+    """
+
+    seed: int | None = None
+    buckets: int | None = None
+    memory: int = 1_000_000_000
+    threads: int | None = None
+    replace: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seed is not None:
+            object.__setattr__(self, "seed", check_seed(self.seed))
+        check_fields(self, {"buckets": 1, "threads": 1, "memory": 0}, flags=("replace",))
+        if self.buckets is not None and self.buckets > MAX_BUCKETS:
+            raise ConfigError(f"buckets must be between 1 and {MAX_BUCKETS:,}", found=self.buckets)
+        if self.memory < MINIMUM_MEMORY:
+            raise BudgetError.of_memory(
+                "too little memory for a shuffle",
+                found=self.memory,
+                expected=MINIMUM_MEMORY,
+                hint="Raise --memory.",
+            )
