@@ -1,28 +1,19 @@
-"""Checks of options and saved states, with errors that give the found and the expected value; and the help of
-options.
-"""
+"""Checks of options and saved states, with errors that give the found and the expected value."""
 
 from __future__ import annotations
 
-import inspect
 import operator
-import re
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields
 from numbers import Real
 from os import PathLike
 from pathlib import PurePath
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from hexdata.errors import ConfigError, HexdataError, StoreError
 from hexdata.text import did_you_mean, shortened
 
 T = TypeVar("T")
-_ATTRIBUTES: Final = re.compile(r"^Attributes:\n((?: {4}.*\n|\n(?= {4}))+)\n?", re.MULTILINE)
-"""The section of a docstring that describes attributes."""
-_ENTRY: Final = re.compile(r"^    (?P<name>\w+): .*\n(?: {8}.*\n|\n(?= {8}))*", re.MULTILINE)
-"""The description of one attribute."""
 
 _MAX_COUNT: Final = 1 << 62
 """Largest number that a state and a manifest may contain."""
@@ -217,17 +208,3 @@ def check_same_options(
         reason = f"the state was saved with another {', '.join(other)}"
         hint = f"Create the {what} with the options of that run."
         raise ConfigError(reason, found=found, expected=wanted, hint=hint)
-
-
-def describe_options(cls: type[T]) -> type[T]:
-    """Add the options that docstrings of base classes describe to that of a dataclass, for ``help``."""
-    entries: dict[str, str] = {}
-    docs = [inspect.cleandoc(each.__doc__ or "") + "\n" for each in reversed(cls.__mro__)]
-    for section in filter(None, map(_ATTRIBUTES.search, docs)):
-        # An option that a class describes again keeps that text.
-        entries |= {match["name"]: match[0] for match in _ENTRY.finditer(section[0])}
-    # In the order of the signature.
-    described = "".join(entries[each.name] for each in fields(cast("Any", cls)) if each.name in entries)
-    summary, _, rest = _ATTRIBUTES.sub("", docs[-1]).partition("\n\nRaises:")
-    cls.__doc__ = f"{summary.rstrip()}\n\nAttributes:\n{described}" + (rest and f"\nRaises:{rest}")
-    return cls

@@ -1,16 +1,26 @@
-"""Options of the shuffle, each declared once: its type, its default, its description and its check.
+"""Options classes, and the options of a shuffle, each declared once with its description and check.
 
-The arguments of ``ShuffleOptions``, the keys of a config, the options of ``hexdata shuffle`` and their table
-in the documents follow from this. No library that is slow to import is used here, so that ``--help`` is fast.
+From the fields of ``ShuffleOptions`` and its docstring follow the keys of a config, the options of ``hexdata
+shuffle`` and their table in the documents. No slow library is imported here, so that ``--help`` is fast.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, get_args, get_type_hints
+from typing import Any, Final, Literal, TypeVar, cast, get_args, get_type_hints
 
-from hexdata.checks import check_choice, check_fields, check_seed, describe_options
+from hexdata.checks import check_choice, check_fields, check_seed
 from hexdata.errors import BudgetError, ConfigError
+
+T = TypeVar("T")
+_ATTRIBUTES: Final = re.compile(r"^Attributes:\n((?: {4}.*\n|\n(?= {4}))+)\n?", re.MULTILINE)
+"""The section of a docstring that describes attributes."""
+_ENTRY: Final = re.compile(r"^    (?P<name>\w+): .*\n(?: {8}.*\n|\n(?= {8}))*", re.MULTILINE)
+"""The description of one attribute."""
 
 Dedup = Literal["none", "exact", "symmetric"]
 """Which duplicate games are left out: none, those with equal moves, or those equal under a symmetry too."""
@@ -20,6 +30,41 @@ BASE_MEMORY: Final = 420_000_000
 MINIMUM_MEMORY: Final = BASE_MEMORY + 150_000_000
 """Bytes needed for DuckDB to sort with one thread."""
 MAX_BUCKETS: Final = 100_000
+
+
+def describe_options(cls: type[T]) -> type[T]:
+    """Add the options that docstrings of base classes describe to that of a dataclass, for ``help``."""
+    entries: dict[str, str] = {}
+    docs = [inspect.cleandoc(each.__doc__ or "") + "\n" for each in reversed(cls.__mro__)]
+    for section in filter(None, map(_ATTRIBUTES.search, docs)):
+        # An option that a class describes again keeps that text.
+        entries |= {match["name"]: match[0] for match in _ENTRY.finditer(section[0])}
+    # In the order of the signature.
+    described = "".join(entries[each.name] for each in fields(cast("Any", cls)) if each.name in entries)
+    summary, _, rest = _ATTRIBUTES.sub("", docs[-1]).partition("\n\nRaises:")
+    cls.__doc__ = f"{summary.rstrip()}\n\nAttributes:\n{described}" + (rest and f"\nRaises:{rest}")
+    return cls
+
+
+def with_fields(function: Callable[..., None], kind: type) -> Callable[..., None]:
+    """Return a function in which the fields of a dataclass replace the parameter ``options``."""
+    own, options = inspect.signature(function).parameters, inspect.signature(kind).parameters
+
+    @functools.wraps(function)
+    def run(**given: Any) -> None:
+        function(options=kind(**{name: given.pop(name) for name in options}), **given)
+
+    hints = get_type_hints(kind) | get_type_hints(function)
+    named = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, each in {**options, **own}.items()
+        if name != "options"
+    ]
+    run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    return run
+
+
+# --- the shuffle --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hexdata.cards import CARDS
-from hexdata.checks import check_location, describe_options, unusable
+from hexdata.checks import check_location, unusable
 from hexdata.config import check_arguments, in_section, read_toml
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.demo import FOLDER, DemoOptions, make_legacy
@@ -18,6 +18,7 @@ from hexdata.engine import EngineOptions, open_engine
 from hexdata.errors import ConfigError, HexdataError, VerifyError
 from hexdata.export import ExportOptions, PicklesOptions, export_pickles, export_shards
 from hexdata.loader.trial import LoadOptions, run_loader_trial
+from hexdata.options import describe_options
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_quality
 from hexdata.report import Verdict, require_libraries, write_report

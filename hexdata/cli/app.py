@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import fields
-from functools import wraps
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
@@ -24,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 import hexdata
 from hexdata.cli.messages import print_stderr
 from hexdata.errors import without_secrets
+from hexdata.options import with_fields
 from hexdata.text import did_you_mean, printable
 from hexdata.units import format_bytes, parse_bytes
 
@@ -177,10 +177,10 @@ app = typer.Typer(
 
 _SECTION: Final = re.compile(r"^(?=\S.*:$)", re.MULTILINE)
 _ENTRY: Final = re.compile(
-    r"^    (?P<name>(?:--)?[a-z-]+)(?:, (?P<short>-\w))?(?: (?P<metavar>\S+))?: (?P<help>.*(?:\n {8}.*)*)",
+    r"^    (?P<name>(?:--)?[a-z_-]+)(?:, (?P<short>-\w))?(?: (?P<metavar>\S+))?: (?P<help>.*(?:\n {8}.*)*)",
     re.MULTILINE,
 )
-"""A parameter in a docstring, such as ``    --board-size N: Convert only boards of this size.``"""
+"""A parameter or a field in a docstring, such as ``    --board-size N: Convert only boards of this size.``"""
 
 
 def _declared(docstring: str) -> dict[str, tuple[re.Match[str], str]]:
@@ -192,68 +192,41 @@ def _declared(docstring: str) -> dict[str, tuple[re.Match[str], str]]:
     }
 
 
-def _fields_as_options(kind: type) -> str:
-    """Return what a dataclass says about its fields, in the form of a command's docstring.
-
-    Fields of a base class form a group of their own.
-    """
-    text = ""
-    attributes = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")[2].partition("\n\n")[0]
-    for name, entry in re.findall(r"^    (\w+)(:.*(?:\n {8}.*)*)", re.sub('[`"]', "", attributes), re.MULTILINE):
-        owner = next(each for each in kind.__mro__ if name in vars(each)["__annotations__"])
-        group = "Options" if owner is kind else owner.__name__.removesuffix("Options")
-        text += f"{group}:\n    --{name.replace('_', '-')}{entry}\n"
-    return text
-
-
-def _with_fields(function: Callable[..., None], kind: type) -> Callable[..., None]:
-    """Return a command in which the fields of a dataclass replace the parameter ``options``."""
-    own, options = inspect.signature(function).parameters, inspect.signature(kind).parameters
-
-    @wraps(function)
-    def run(**given: Any) -> None:
-        function(options=kind(**{name: given.pop(name) for name in options}), **given)
-
-    hints = get_type_hints(kind) | get_type_hints(function)
-    named = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
-        for name, each in {**options, **own}.items()
-        if name != "options"
-    ]
-    run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
-    return run
-
-
 def add_command(function: Callable[..., None]) -> None:
     """Add a function as a command of its name to the application."""
     text, *sections = _SECTION.split(inspect.cleandoc(function.__doc__ or ""))
     examples = next(section for section in sections if section.startswith("Examples:"))
     declared = _declared(_SHARED) | _declared("\n".join(sections))
-    if options := get_type_hints(function).get("options"):
-        declared = _declared(_fields_as_options(options)) | declared
-        function = _with_fields(function, options)
+    options: Any = get_type_hints(function).get("options")
+    if options is not None:
+        declared = _declared(inspect.cleandoc(options.__doc__)) | declared
+        function = with_fields(function, options)
     parameters = []
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         (entry, group), hint = declared[name], parameter.annotation
         if entry["metavar"] == "SIZE" and isinstance(parameter.default, int):
-            hint = Size
-            parameter = parameter.replace(default=format_bytes(parameter.default).replace(" ", ""))
+            hint, size = Size, format_bytes(parameter.default).replace(" ", "")
+            parameter = parameter.replace(default=size)
         # The type without list and None.
         kind = hint
         while get_origin(kind) not in (None, Literal):
             kind = get_args(kind)[0]
         choices = get_args(kind) if get_origin(kind) is Literal else ()
-        # The default is shown apart from the help, but not what None means.
-        meaning = re.sub(r" Default (?!None).*", "", re.sub(r"\s+", " ", entry["help"]))
+        spelled, help_text = entry["name"], re.sub(r"\s+", " ", entry["help"])
+        if group == "Attributes":  # a field, whose default is shown apart, but for what None means
+            owner = next(each for each in options.__mro__ if name in vars(each)["__annotations__"])
+            group = "Options" if owner is options else owner.__name__.removesuffix("Options")
+            spelled, help_text = f"--{name.replace('_', '-')}", re.sub('[`"]', "", help_text)
+            help_text = re.sub(r" Default (?!None).*", "", help_text).replace("Default None:", "Default:")
         facts: dict[str, Any] = {
             "metavar": "|".join(choices) or entry["metavar"] or {int: "N", str: "TEXT"}.get(kind),
-            "help": meaning.replace("Default None:", "Default:"),
+            "help": help_text,
             "parser": {AnyPath: _as_path, Size: parse_bytes}.get(kind),
             # What None means is in the text of the help.
             "show_default": parameter.default is not None,
         }
-        if entry["name"].startswith("--"):
-            names = [each for each in (entry["name"], entry["short"]) if each]
+        if spelled.startswith("--"):
+            names = filter(None, (spelled, entry["short"]))
             info: Any = typer.Option(*names, rich_help_panel=group, **facts)
         else:
             info = typer.Argument(**facts)

@@ -7,10 +7,11 @@ from numbers import Real
 from typing import Any, ClassVar
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
-from hexdata.checks import check_choice, check_count, check_fields, check_shares, describe_options, unusable
+from hexdata.checks import check_choice, check_count, check_fields, check_shares, unusable
 from hexdata.formats import alphazero
 from hexdata.formats.registry import source_formats
 from hexdata.games.convention import CONVENTIONS
+from hexdata.options import describe_options
 from hexdata.pool import WorkerOptions
 
 

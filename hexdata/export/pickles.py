@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hexdata.checks import check_choice, check_count, check_fields, check_options, describe_options
+from hexdata.checks import check_choice, check_count, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import HexdataError, StoreError
 from hexdata.export.originals import (
@@ -30,6 +30,7 @@ from hexdata.export.originals import (
 from hexdata.export.run import ExportFile, ExportRun, ReplacingOptions, exporting
 from hexdata.formats.legacy import DIALECTS, write_legacy
 from hexdata.json_models import read_metadata
+from hexdata.options import describe_options
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, games_schema, positions_schema
 from hexdata.shards.block_check import check_positions

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hexdata.cards import write_cards
-from hexdata.checks import describe_options
 from hexdata.engine import Engine
 from hexdata.errors import StoreError
+from hexdata.options import describe_options
 from hexdata.pool import WorkerOptions
 from hexdata.progress import Progress
 from hexdata.shards.manifest import MANIFEST_VERSION, ShardEntry

@@ -13,11 +13,12 @@ from typing import ClassVar, Final
 
 from msgspec.structs import asdict
 
-from hexdata.checks import check_count, check_fields, check_options, describe_options
+from hexdata.checks import check_count, check_fields, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
 from hexdata.export.run import ExportFile, ExportRun, ReplacingOptions, exporting
 from hexdata.json_models import MAX_JSON_BYTES
+from hexdata.options import describe_options
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS, positions_schema
 from hexdata.shards.block_check import find_bad_value

@@ -14,18 +14,9 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, get_args
 import numpy.typing as npt
 
 from hexdata.batch import Batch, BatchOptions
-from hexdata.checks import (
-    as_int,
-    as_tuple,
-    check_choice,
-    check_count,
-    check_fields,
-    check_seed,
-    describe_options,
-    unusable,
-)
+from hexdata.checks import as_int, as_tuple, check_choice, check_count, check_fields, check_seed, unusable
 from hexdata.errors import ConfigError
-from hexdata.options import Dedup
+from hexdata.options import Dedup, describe_options
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.cache import CacheOptions
 from hexdata.storage import AnyPath

@@ -11,10 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from hexdata.checks import check_choice, check_fields, describe_options
+from hexdata.checks import check_choice, check_fields
 from hexdata.errors import VerifyError
 from hexdata.loader.loader import Loader
 from hexdata.loader.options import Mode, SplitOptions
+from hexdata.options import describe_options
 from hexdata.progress import SILENT, Progress
 from hexdata.schema import SPLITS
 from hexdata.storage import AnyPath

@@ -15,8 +15,8 @@ from string import Template
 from typing import ClassVar, Final
 
 from hexdata.board import MAX_SIZE, MIN_SIZE
-from hexdata.checks import describe_options
 from hexdata.errors import StoreError
+from hexdata.options import describe_options
 from hexdata.schema import SPLITS, sql_columns, table_schema, view_columns
 from hexdata.storage import AnyPath, prefix_of, translate_errors
 from hexdata.store import Store
