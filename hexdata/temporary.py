@@ -59,7 +59,11 @@ def temporary_folder(purpose: str, parent: Path | None = None) -> Iterator[Path]
         folder.mkdir(mode=0o700)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        except KeyboardInterrupt:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 @cache
@@ -75,11 +79,12 @@ def remove_abandoned(parent: Path | None = None) -> None:
         with suppress(OSError):
             for path in folder.iterdir():
                 name = _NAME.fullmatch(path.name)
-                if name and _is_abandoned(path, name):
-                    if path.is_dir():
-                        shutil.rmtree(path, ignore_errors=True)
-                    else:
-                        path.unlink(missing_ok=True)
+                with suppress(OSError):  # its owner, or another process, removes it at this moment
+                    if name and _is_abandoned(path, name):
+                        if path.is_dir():
+                            shutil.rmtree(path, ignore_errors=True)
+                        else:
+                            path.unlink(missing_ok=True)
 
 
 def _is_abandoned(path: Path, name: re.Match[str]) -> bool:

@@ -86,6 +86,7 @@ system.psutil = types.SimpleNamespace(
         memory_info=lambda: types.SimpleNamespace(peak_wset=1, rss=1), create_time=lambda: 1.0,
         children=lambda recursive: []),
     Error=psutil.Error, pid_exists=psutil.pid_exists, virtual_memory=psutil.virtual_memory)
+import hexdata.temporary
 from hexdata import Loader
 from hexdata.errors import StoreLockedError
 from hexdata.convert import convert_sources, ConvertOptions
@@ -100,6 +101,7 @@ from hexdata.storage.local import _TEMPORARY_SUFFIX
 from hexdata.verify import verify_store
 
 folder = Path(sys.argv[1])
+hexdata.temporary._SEMAPHORES = folder  # those of running tests would seem to be abandoned
 write_trmph(folder / "games.trmph", make_games(40, 1, 7), 7)
 convert_sources(folder / "games.trmph", folder / "store", ConvertOptions(workers=1))
 shuffle_store(folder / "store")

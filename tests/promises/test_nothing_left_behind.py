@@ -21,6 +21,7 @@ import pytest
 from hexdata.convert import convert_sources
 from hexdata.export import ExportOptions, export_shards
 from hexdata.shuffle import ShuffleOptions, shuffle_store
+from hexdata.temporary import temporary_folder
 from tests.conftest import DemoTrmph
 from tests.pairs import FULL
 
@@ -121,7 +122,9 @@ class Workplace:
 def workplace(prepared: Path, tmp_path: Path) -> Iterator[Workplace]:
     """A workplace whose commands are killed at the end of the test."""
     made = Workplace(shutil.copytree(prepared, tmp_path / "workplace"))
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, also by child processes
     yield made
+    signal.signal(signal.SIGHUP, before)
     for process in made.started:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -165,8 +168,6 @@ def test_the_next_command_removes_what_a_killed_one_left(name: str, workplace: W
 def test_a_closed_terminal_ends_a_command_as_ctrl_c_does(name: str, workplace: Workplace) -> None:
     """Files of a running command are kept by others."""
     number = signal.Signals[name]
-    if signal.getsignal(number) == signal.SIG_IGN:
-        pytest.skip("the signal is ignored, as under nohup, and so it is in child processes")
     process = workplace.stop_with_files(LONG)
     files = workplace.left()
     workplace.run_next()
@@ -175,6 +176,17 @@ def test_a_closed_terminal_ends_a_command_as_ctrl_c_does(name: str, workplace: W
     process.send_signal(signal.SIGCONT)
     assert process.wait(PATIENT) == 128 + number
     assert workplace.left() == []
+
+
+def test_ctrl_c_during_the_removal_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt_once(*_: object, **__: object) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), temporary_folder("demo", tmp_path) as folder:
+        (folder / "file").touch()
+        monkeypatch.setattr(os, "unlink", interrupt_once)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_other_files_and_links_are_kept(workplace: Workplace) -> None:
@@ -186,12 +198,12 @@ def test_other_files_and_links_are_kept(workplace: Workplace) -> None:
     kept = [workplace.temporary / name for name in ("hexdata-results", f"{abandoned.name}.tar", "duckdb-1")]
     for path in kept:
         path.mkdir()
-    last = "0" if abandoned.name[-1] != "0" else "1"
-    link = abandoned.with_name(abandoned.name[:-1] + last)
+    others = [abandoned.with_name(abandoned.name[:-1] + last) for last in "012" if last != abandoned.name[-1]]
+    link = others[0]
     link.symlink_to(theirs)
     kept.append(link)
     if os.getuid() == 0:
-        kept.append(shutil.copytree(abandoned, abandoned.with_name(f"{abandoned.name[:-2]}aa")))
+        kept.append(shutil.copytree(abandoned, others[1]))
         os.chown(kept[-1], 12345, 12345)
     workplace.run_next()
     assert sorted(workplace.left()) == sorted(kept)

@@ -182,15 +182,16 @@ def test_a_second_process_waits_for_the_first(tmp_path, killed):
     """
     entries = make_entries(tmp_path / "a", SIZE, 1000)
     data, (entry, other) = (tmp_path / "a" / "0.tar").read_bytes(), entries.values()
-    folder, pipe = tmp_path / "cache", tmp_path / "pipe"
+    folder, pipe, begun = tmp_path / "cache", tmp_path / "pipe", tmp_path / "begun"
     os.mkfifo(pipe)
-    slow = f"pipe:head -c 100 {tmp_path}/a/{{name}}; cat {pipe}"
+    slow = f"pipe:touch {begun}; head -c 100 {tmp_path}/a/{{name}}; cat {pipe}"
     arguments = [slow, folder, entry.name, entry.bytes, entry.sha256]
     with (
         subprocess.Popen([sys.executable, "-c", FETCH, *map(str, arguments)]) as first,
         ThreadPoolExecutor(1) as threads,
     ):
-        while not list(folder.glob(".*.tmp")):
+        while not begun.exists():
+            assert first.poll() is None
             time.sleep(0.01)
         cached = CachedSource(ShardSource(tmp_path / ("a" if killed else "none")), folder, SIZE, entries)
         second = threads.submit(read, cached, "0.tar")
