@@ -39,7 +39,7 @@ class Served:
     """A running ``hexdata browse``."""
 
     def __init__(self, store: Path, cache: Path) -> None:
-        command = [sys.executable, "-m", "hexdata", "browse", str(store), "--port", "0", "--no-open", "--json"]
+        command = [sys.executable, "-m", "hexdata", "browse", store, "--port", "0", "--no-open", "--json"]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={"HEXDATA_CACHE": str(cache)}
         )

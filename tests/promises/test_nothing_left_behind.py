@@ -122,7 +122,7 @@ class Workplace:
 def workplace(prepared: Path, tmp_path: Path) -> Iterator[Workplace]:
     """A workplace whose commands are killed at the end of the test."""
     made = Workplace(shutil.copytree(prepared, tmp_path / "workplace"))
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, also by child processes
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else ignored under nohup, also by children
     yield made
     signal.signal(signal.SIGHUP, before)
     for process in made.started:
@@ -183,9 +183,9 @@ def test_ctrl_c_during_the_removal_leaves_nothing(tmp_path: Path, monkeypatch: p
         monkeypatch.undo()
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(os, "unlink", interrupt_once)
     with pytest.raises(KeyboardInterrupt), temporary_folder("demo", tmp_path) as folder:
         (folder / "file").touch()
-        monkeypatch.setattr(os, "unlink", interrupt_once)
     assert list(tmp_path.iterdir()) == []
 
 
