@@ -4,14 +4,13 @@
 ``input_order`` judges the order of the input. The package never writes to a store.
 """
 
-from hexdata.quality.figures import BucketFigures, Figure, Quality
+from hexdata.quality.figures import Figure, Quality
 from hexdata.quality.input_order import InputOrder, measure_input_order
 from hexdata.quality.measure import measure_quality
 from hexdata.quality.theory import DEVIATIONS
 
 __all__ = [
     "DEVIATIONS",
-    "BucketFigures",
     "Figure",
     "InputOrder",
     "Quality",

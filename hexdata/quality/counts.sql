@@ -1,7 +1,6 @@
 -- Counts of groups of rows, such as those of each bucket: rows, games, the rows of the largest game, the numbers of
 -- ordered pairs and triples of rows of the same game, the mean value, and the sums of the second to fourth powers of the
--- values about it. Each row without a game counts as one game. The values of the view `shuffled` are those above the
--- least one, so that equal values give sums of exactly 0.
+-- values about it, which are 0 if all are equal or some are not finite. Each row without a game counts as one game.
 WITH per_game AS (
     SELECT
         group_number,
@@ -9,12 +8,11 @@ WITH per_game AS (
         -- HUGEINT, because n (n - 1) (n - 2) exceeds 64 bits for n above two million.
         CASE WHEN game_id IS NULL THEN 1 ELSE count(*) END::HUGEINT AS n,
         CASE WHEN game_id IS NULL THEN count(*) ELSE 1 END AS games,
-        fsum(above) AS first,
-        fsum(above ** 2) AS second,
-        fsum(above ** 3) AS third,
-        fsum(above ** 4) AS fourth
-    FROM (SELECT $group AS group_number, game_id, above FROM shuffled)
-    WHERE $condition
+        fsum(value) AS first,
+        fsum(value ** 2) AS second,
+        fsum(value ** 3) AS third,
+        fsum(value ** 4) AS fourth
+    FROM (SELECT $group AS group_number, game_id, value FROM shuffled)
     GROUP BY group_number, game_id
 ),
 
@@ -32,7 +30,7 @@ sums AS (
         fsum(fourth) AS p4,
         p2 - rows * m ** 2 AS difference,
         -- The sums are large numbers of which small differences remain, so equal values rarely give 0.
-        difference >= 1e-12 * p2 AS differ
+        isfinite(difference) AND difference >= 1e-12 * p2 AS differ
     FROM per_game
     GROUP BY group_number
 )
@@ -44,7 +42,7 @@ SELECT
     largest,
     pairs,
     triples,
-    m + $least,
+    m,
     CASE WHEN differ THEN difference ELSE 0 END AS second,
     CASE WHEN differ THEN p3 - 3 * m * p2 + 2 * m ** 3 * rows ELSE 0 END,
     -- At least second ** 2 / rows (Cauchy-Schwarz); rounding may give less.

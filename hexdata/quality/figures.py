@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hexdata.quality.theory import DEVIATIONS, Moments
 
@@ -94,30 +95,6 @@ def judge(figure: Figure, found: float, chance: Moments, scale: float = 1.0, *, 
 
 
 @dataclass(frozen=True)
-class BucketFigures:
-    """Contents of one bucket.
-
-    Attributes:
-        bucket: Index of the bucket; empty buckets are omitted.
-        rows: Number of rows.
-        games: Number of games; each row without a game counts as one game.
-        largest_share: Share of the rows that belong to the largest game, 0 to 1.
-        value_mean: Mean value; None if all values of the split are equal or some are not finite.
-        value_deviation: Standard deviation of ``value_mean`` in a uniform random order; None if it does not
-            depend on the order.
-        z: Deviation of ``value_mean`` from the mean of the split, in units of ``value_deviation``.
-    """
-
-    bucket: int
-    rows: int
-    games: int
-    largest_share: float
-    value_mean: float | None
-    value_deviation: float | None
-    z: float | None
-
-
-@dataclass(frozen=True)
 class Quality:
     """Quality of the shuffle of one split.
 
@@ -133,7 +110,11 @@ class Quality:
         figures: Figures in the order in which they are shown.
         lags: Neighbours and autocorrelation at every measured lag; ``figures`` contains the first and the
             worst.
-        by_bucket: Contents of each bucket.
+        by_bucket: Contents of each bucket that has rows: its index ("bucket"), "rows", "games" (each row
+            without a game counts as one), "largest_share" (of one game, 0 to 1), and "value_mean" with
+            "value_deviation", its standard deviation in a uniform random order, and "z", its deviation from
+            the mean of the split in units of it. The last three are None if they are unknown, or if they do
+            not depend on the order.
     """
 
     split: str
@@ -144,7 +125,7 @@ class Quality:
     reference: str
     figures: list[Figure]
     lags: list[Figure]
-    by_bucket: list[BucketFigures]
+    by_bucket: list[dict[str, Any]]
 
     @property
     def ok(self) -> bool:

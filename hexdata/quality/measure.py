@@ -1,9 +1,9 @@
 """Figures of a shuffle, compared with those expected of a uniform random order.
 
-DuckDB counts games and values, with ``counts.sql``: of each bucket, of the whole split, and of equal pieces
-of the input order. NumPy counts pairs of rows in the order of the rows, or in a sample of stretches of a
-large store, before and after the shuffle. If an option determines the contents of buckets, each bucket is a
-segment that is compared with a random order of itself; otherwise, the whole split is the only segment.
+DuckDB counts games and values, with ``counts.sql``: of each bucket and of the whole split. NumPy counts pairs
+of rows in the order of the rows, or in a sample of stretches of a large store, before and after the shuffle.
+If an option determines the contents of buckets, each bucket is a segment that is compared with a random order
+of itself; otherwise, the whole split is the only segment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from hexdata.order import Permutation, derive_key
 from hexdata.quality import theory
-from hexdata.quality.figures import BucketFigures, Figure, Quality, judge
+from hexdata.quality.figures import Figure, Quality, judge
 from hexdata.quality.theory import Moments, Slots, possible_share
 from hexdata.retry import on_disk
 from hexdata.schema import SPLITS
@@ -42,8 +42,6 @@ _LAGS: Final = 100
 _VALUE_LAGS: Final = (1, 2, 5, 10, 20, 50, 100)
 _QUERY_ROWS: Final = 1 << 21
 """Rows whose games are counted per query, so that memory does not grow with the store."""
-_SAMPLED_PIECES: Final = 8
-"""Pieces of the input order that are measured in a large store. Each needs memory for all of its games."""
 _MEMORY: Final = 500 << 20
 """Bytes for DuckDB unless given."""
 _SAMPLED = 1 << 22
@@ -79,8 +77,6 @@ class _Split(NamedTuple):
     whole: _Counts
     buckets: dict[int, _Counts]
     """Those of each bucket that has rows."""
-    least: float
-    """The least value; 0 if some are not finite."""
 
 
 class _Order(NamedTuple):
@@ -147,18 +143,17 @@ def _measure(store: Store, con: DuckDBPyConnection) -> Quality:
         if shuffle["splits"].get(split):
             counted[split] = _count_split(con, store, split)
     train = counted[SPLIT]
-    whole, buckets, pieces = train.whole, train.buckets, _count_pieces(con, store, train)
-    before = _read_order(con, store, "position_id", _SAMPLED_INPUT, train, "0")
-    after = _read_order(con, store, "row_index", _SAMPLED, train, "bucket" if by_bucket else "0")
-
-    share = max(piece.largest / piece.rows for piece in pieces)
+    whole, buckets = train.whole, train.buckets
+    segment, segments = ("bucket", buckets) if by_bucket else ("0", {0: whole})
+    before = _read_order(con, store, "position_id", _SAMPLED_INPUT, "0", {0: whole})
+    after = _read_order(con, store, "row_index", _SAMPLED, segment, segments)
     figures = [
-        _largest_share(split, counted[split], share if split == SPLIT else None, is_judged=not whole_games)
+        _largest_share(split, counted[split], is_judged=not whole_games)
         for split in SPLITS
         if split in counted
     ]
     of_batches, neighbours, products = _figures_of_pairs(
-        before, after, whole, buckets if by_bucket else {0: whole}, whole_games=whole_games
+        before, after, whole, segments, whole_games=whole_games
     )
     # Of 100 lags, a page shows the first and the worst; the others are in `lags`.
     among = f"the worst of lags 1 to {_LAGS}"
@@ -169,8 +164,7 @@ def _measure(store: Store, con: DuckDBPyConnection) -> Quality:
     figures.append(after.rank)
     means = [_bucket_mean(whole, bucket, is_judged=not whole_games) for bucket in buckets.values()]
     if whole.second:
-        unusual = max((_bucket_mean(whole, piece, is_judged=True) for piece in pieces), key=_distance)
-        figures.append(replace(max(means, key=_distance), before=unusual.after))
+        figures.append(max(means, key=_distance))
     return Quality(
         split=SPLIT,
         positions=whole.rows,
@@ -181,8 +175,16 @@ def _measure(store: Store, con: DuckDBPyConnection) -> Quality:
         figures=figures,
         lags=neighbours + products,
         by_bucket=[
-            BucketFigures(number, b.rows, b.games, b.largest / b.rows, mean.after, mean.deviation, mean.z)
-            for (number, b), mean in zip(buckets.items(), means, strict=True)
+            {
+                "bucket": number,
+                "rows": bucket.rows,
+                "games": bucket.games,
+                "largest_share": bucket.largest / bucket.rows,
+                "value_mean": mean.after,
+                "value_deviation": mean.deviation,
+                "z": mean.z,
+            }
+            for (number, bucket), mean in zip(buckets.items(), means, strict=True)
         ],
     )
 
@@ -194,11 +196,6 @@ def _count_split(con: DuckDBPyConnection, store: Store, split: str) -> _Split:
     """Return the counts of a split. The view ``shuffled`` has its rows afterwards."""
     facts, files = store.manifest.files_in(f"shuffled/{split}"), store.files(f"shuffled/{split}")
     firsts = [0, *accumulate(each.rows for each in facts.values())]
-    lowest = f"SELECT min(value)::DOUBLE, max(value)::DOUBLE FROM {read_parquet_sql(files)}"
-    ((least, greatest),) = con.sql(lowest).fetchall()
-    # If some values are not finite, none are compared.
-    is_finite = math.isfinite(least) and math.isfinite(greatest)
-    least = least if is_finite else 0.0
 
     def define(some: Sequence[AnyPath]) -> None:
         # Lists start at 1 in DuckDB. A row without a game has a negative id of its own, so that it equals no
@@ -207,22 +204,22 @@ def _count_split(con: DuckDBPyConnection, store: Store, split: str) -> _Split:
             regexp_extract(filename, 'bucket-([0-9]+)[.]parquet$', 1)::BIGINT AS bucket,
             ({firsts}::BIGINT[])[bucket + 1] + file_row_number AS row_index,
             position_id, game_id, coalesce(game_id, -1 - position_id) AS game,
-            {f"value::DOUBLE - {least}::DOUBLE" if is_finite else "0::DOUBLE"} AS above
+            if(isfinite(value), value, 'NaN')::DOUBLE AS value
             FROM {read_parquet_sql(some, row_location=True)}""")
 
     buckets, step = dict[int, _Counts](), max(1, _QUERY_ROWS * len(files) // firsts[-1])
     for start in range(0, len(files), step):
         define(files[start : start + step])
-        buckets |= _count(con, "bucket", least)
+        buckets |= _count(con, "bucket")
     define(files)
     # The counts of buckets do not add up to those of the split: a game is in several.
-    return _Split(_sizes(con), _count(con, "0", least)[0], buckets, least)
+    return _Split(_sizes(con), _count(con, "0")[0], buckets)
 
 
-def _count(con: DuckDBPyConnection, group: str, least: float, condition: str = "true") -> dict[int, _Counts]:
+def _count(con: DuckDBPyConnection, group: str) -> dict[int, _Counts]:
     """Return the counts of each group of rows of the view ``shuffled``, given as an SQL expression."""
     text = Template((resources.files("hexdata.quality") / "counts.sql").read_text(encoding="utf-8"))
-    rows = con.sql(text.substitute(group=group, least=f"{least}::DOUBLE", condition=condition)).fetchall()
+    rows = con.sql(text.substitute(group=group)).fetchall()
     return {number: _Counts(*counts) for number, *counts in rows}
 
 
@@ -234,22 +231,8 @@ def _sizes(con: DuckDBPyConnection) -> dict[int, int]:
     return dict(con.sql(f"SELECT {size}, {number} FROM ({games}) GROUP BY rows ORDER BY rows").fetchall())
 
 
-def _count_pieces(con: DuckDBPyConnection, store: Store, train: _Split) -> list[_Counts]:
-    """Return the counts of equal pieces of the input order, as many as there are buckets.
-
-    Of a large store, a seeded sample of them is counted.
-    """
-    count, condition = len(store.files(f"shuffled/{SPLIT}")), "true"
-    if train.whole.rows > _SAMPLED:
-        key = derive_key(store.manifest.stages["shuffle"]["seed"], "quality", "pieces")
-        drawn = Permutation(count, key).slice(0, min(count, _SAMPLED_PIECES)).tolist()
-        condition = f"group_number IN ({', '.join(map(str, drawn))})"
-    piece = f"(position_id * {count}) // {store.manifest.counts['positions']}"
-    return [*_count(con, piece, train.least, condition).values()]
-
-
 def _read_order(
-    con: DuckDBPyConnection, store: Store, column: str, limit: int, train: _Split, segment: str
+    con: DuckDBPyConnection, store: Store, column: str, limit: int, segment: str, segments: dict[int, _Counts]
 ) -> _Order:
     """Return the pairs of rows of the view ``shuffled`` in the order of a column.
 
@@ -261,12 +244,13 @@ def _read_order(
         store: The store.
         column: "row_index", or "position_id" for the order of the input.
         limit: Maximum number of rows.
-        train: Counts of the split.
         segment: "bucket", or "0" if the split is the only segment.
+        segments: Counts of each segment.
     """
     is_input, positions = column == "position_id", store.manifest.counts["positions"]
     # Only rows of the split are compared, but their ids are numbered over all splits.
-    rows, stretch, condition = positions if is_input else train.whole.rows, "0", ""
+    rows = positions if is_input else sum(counts.rows for counts in segments.values())
+    stretch, condition = "0", ""
     if rows > limit:
         seed = store.manifest.stages["shuffle"]["seed"]
         key = derive_key(seed, "quality", "input" if is_input else "shuffled")
@@ -277,15 +261,14 @@ def _read_order(
     kind = "INTEGER" if positions < 1 << 31 else "BIGINT"
     names = {"segment": segment, "stretch": stretch, "game": "game", "index": column, "id": "position_id"}
     numbers = ", ".join(f"({each})::{kind} AS {name}" for name, each in names.items())
-    query = f"SELECT {numbers}, above FROM shuffled {condition} ORDER BY index"
+    query = f"SELECT {numbers}, value FROM shuffled {condition} ORDER BY index"
     number, part, game, index, ids, value = map(np.asarray, con.execute(query).fetchnumpy().values())
     runs, found = defaultdict[int, list[int]](list), defaultdict[str, float](float)
     starts = np.flatnonzero(np.diff(part, prepend=-1) | np.diff(number, prepend=-1))
     for start, stop in pairwise([*starts.tolist(), len(index)]):
         own = int(number[start])
-        mean = (train.buckets[own] if segment == "bucket" else train.whole).mean - train.least
         runs[own].append(stop - start)
-        for name, amount in _pairs(game[start:stop], value[start:stop] - mean):
+        for name, amount in _pairs(game[start:stop], value[start:stop] - segments[own].mean):
             found[name] += amount
     return _Order(runs, found, _rank(number, index, ids))
 
@@ -325,7 +308,7 @@ def _rank(segment: _Array, index: _Array, ids: _Array) -> Figure:
 # --- figures --------------------------------------------------------------------------------------------
 
 
-def _largest_share(split: str, counted: _Split, before: float | None, *, is_judged: bool) -> Figure:
+def _largest_share(split: str, counted: _Split, *, is_judged: bool) -> Figure:
     """Return the figure for the largest share of one game in a bucket of a split."""
     buckets = counted.buckets.values()
     share, games = max((bucket.largest / bucket.rows, bucket.games) for bucket in buckets)
@@ -343,7 +326,7 @@ def _largest_share(split: str, counted: _Split, before: float | None, *, is_judg
     name, of = ("largest-share", "") if split == SPLIT else (f"largest-share-{split}", f" of {split}")
     title = f"largest share of one game in a bucket{of} ({count_of(games, 'game')})"
     ok = share <= possible or not is_judged
-    return Figure(name, title, "share", before, share, judged=is_judged, ok=ok, note=note)
+    return Figure(name, title, "share", after=share, judged=is_judged, ok=ok, note=note)
 
 
 def _bucket_mean(whole: _Counts, part: _Counts, *, is_judged: bool) -> Figure:
@@ -368,7 +351,31 @@ def _figures_of_pairs(
     before: _Order, after: _Order, whole: _Counts, segments: Mapping[int, _Counts], *, whole_games: bool
 ) -> tuple[list[Figure], list[Figure], list[Figure]]:
     """Return the figures of batches, of neighbours and of products of values at each lag, if these differ."""
-    compare = partial(_compare, before, after, whole, segments)
+
+    def compare(figure: Figure, slots_of: Callable[[Sequence[int]], Slots], scale: float = 1.0) -> Figure:
+        """Compare a sum over pairs of rows with a random order of each segment.
+
+        The figure is ``scale`` times the mean of the pairs: of same-game pairs, or of products of values in
+        units of their variance.
+        """
+        is_product = figure.unit == "value"
+
+        def weight(slots: Slots, counts: _Counts) -> float:
+            return slots.pairs * (counts.second / counts.rows if is_product else 1.0)
+
+        if pairs := sum(weight(slots_of(runs), whole) for runs in before.runs.values()):
+            figure = replace(figure, before=before.found[figure.name] / pairs * scale)
+        parts = [(slots_of(runs), segments[number]) for number, runs in after.runs.items()]
+        if not (pairs := sum(weight(slots, counts) for slots, counts in parts)):
+            return figure
+        chance = []
+        for slots, counts in parts:
+            kernel = theory.same_game_kernel(counts.rows, counts.pairs, counts.triples)
+            if is_product:
+                kernel = theory.product_kernel(counts.rows, counts.second, counts.third, counts.fourth)
+            chance.append(theory.moments(slots, kernel))
+        return judge(figure, after.found[figure.name], theory.total(chance), scale / pairs)
+
     batches = []
     for size in _BATCHES:
         pairs = math.comb(min(size, whole.rows), 2)
@@ -387,39 +394,6 @@ def _figures_of_pairs(
         figure = Figure(f"value-{lag}", f"autocorrelation of the value, lag {lag}", "value")
         products.append(compare(figure, partial(theory.lag_slots, lag=lag)))
     return batches, neighbours, products
-
-
-def _compare(
-    before: _Order,
-    after: _Order,
-    whole: _Counts,
-    segments: Mapping[int, _Counts],
-    figure: Figure,
-    slots_of: Callable[[Sequence[int]], Slots],
-    scale: float = 1.0,
-) -> Figure:
-    """Compare a sum over pairs of rows with a random order of each segment.
-
-    The figure is ``scale`` times the mean of the pairs: of same-game pairs, or of products of values in units
-    of their variance.
-    """
-    is_product = figure.unit == "value"
-
-    def weight(slots: Slots, counts: _Counts) -> float:
-        return slots.pairs * (counts.second / counts.rows if is_product else 1.0)
-
-    if pairs := sum(weight(slots_of(runs), whole) for runs in before.runs.values()):
-        figure = replace(figure, before=before.found[figure.name] / pairs * scale)
-    parts = [(slots_of(runs), segments[number]) for number, runs in after.runs.items()]
-    if not (pairs := sum(weight(slots, counts) for slots, counts in parts)):
-        return figure
-    chance = []
-    for slots, counts in parts:
-        kernel = theory.same_game_kernel(counts.rows, counts.pairs, counts.triples)
-        if is_product:
-            kernel = theory.product_kernel(counts.rows, counts.second, counts.third, counts.fourth)
-        chance.append(theory.moments(slots, kernel))
-    return judge(figure, after.found[figure.name], theory.total(chance), scale / pairs)
 
 
 def _worst(name: str, among: str, figures: list[Figure]) -> Figure:

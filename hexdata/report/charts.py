@@ -5,13 +5,13 @@ A chart has 340 x 220 pixels; its texts are 10 pixels high. Colours are names of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor, log10
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from hexdata.quality import DEVIATIONS, BucketFigures, Figure
+from hexdata.quality import DEVIATIONS, Figure
 from hexdata.report.facts import Spread
 from hexdata.report.verdict import number
 
@@ -156,12 +156,12 @@ def lag_chart(lags: Sequence[Figure], name: str, label: str, *, shares: bool = F
     return _chart(name, title, ("lag, in positions", label), ticks, y.ticks(), series)
 
 
-def bucket_means_chart(buckets: Sequence[BucketFigures], mean: float, before: Sequence[float]) -> Chart:
+def bucket_means_chart(buckets: Sequence[Mapping[str, Any]], mean: float, before: Sequence[float]) -> Chart:
     """Draw the mean value of each bucket, and of each piece of the input order (``before``)."""
-    at = np.array([bucket.bucket for bucket in buckets])
-    after = np.array([bucket.value_mean or 0.0 for bucket in buckets])
+    at = np.array([bucket["bucket"] for bucket in buckets])
+    after = np.array([bucket["value_mean"] or 0.0 for bucket in buckets])
     # Two corners per bucket, so that the band has a step where the number of rows differs.
-    deviation = np.repeat([bucket.value_deviation or 0.0 for bucket in buckets], 2)
+    deviation = np.repeat([bucket["value_deviation"] or 0.0 for bucket in buckets], 2)
     wide = DEVIATIONS * float(deviation.max())
     low, high = min(*after, *before, mean - wide), max(*after, *before, mean + wide)
     x, y = _Scale(-1, max(at[-1], len(before)) + 1), _Scale(low, high, _BOTTOM, _TOP)

@@ -128,11 +128,11 @@ def _lengths(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 def _values(quality: Quality | None) -> dict[str, Any] | None:
     """Return the values of the buckets, their mean and the largest deviation; None if they are unknown."""
-    known = [b for b in quality.by_bucket if b.value_mean is not None] if quality else []
+    known = [row for row in quality.by_bucket if row["value_mean"] is not None] if quality else []
     if not known:
         return None
-    mean = sum(b.rows * (b.value_mean or 0.0) for b in known) / sum(b.rows for b in known)
-    deviations = [abs(bucket.z) for bucket in known if bucket.z is not None]
+    mean = sum(row["rows"] * row["value_mean"] for row in known) / sum(row["rows"] for row in known)
+    deviations = [abs(row["z"]) for row in known if row["z"] is not None]
     return {"buckets": known, "mean": mean, "worst": max(deviations, default=None)}
 
 

@@ -31,14 +31,12 @@ from hexdata.store.integrity import find_damage, rebuild_commands
 from hexdata.store.manifest import Manifest
 from hexdata.text import without_game
 from hexdata.verify.roundtrip import RoundTrip, check_round_trip
-from hexdata.verify.shards import check_shards
-from hexdata.verify.shuffled import check_order, check_quality, check_rows
+from hexdata.verify.stages import check_order, check_quality, check_rows, check_shards, check_stage
 from hexdata.verify.tables import (
     RULED,
     VerifyOptions,
     check_files,
     check_position_values,
-    check_stage,
     check_tables,
     find_broken_rules,
     find_unreadable,
@@ -102,8 +100,7 @@ def verify_store(
     """Check all stages of a store. Failed checks raise no error; see :attr:`VerifyResult.ok`.
 
     If a file is damaged or a table has other columns or rows than stated, the remaining checks do not run. If
-    a file with the stated digest cannot be read, the check "pages" names it, and those that read it are left
-    out.
+    a file with the stated digest cannot be read, the check "pages" names all such files and is the last one.
 
     Args:
         store: Folder of the store, or its address in an object store.
@@ -122,7 +119,6 @@ def verify_store(
     options, result = check_options(options, VerifyOptions), VerifyResult()
     target = Store.open(store)
     _require_no_writer(target)
-    unreadable: dict[str, StoreError] = {}
     for name, check in _checks(target, options, result, progress):
         try:
             with translate_errors(target.path):
@@ -136,15 +132,15 @@ def verify_store(
             # A stage that has begun since may have replaced the file that was being read.
             _require_no_writer(target)
             outcome = Check(name, False, str(error))
+            # A file with the recorded digest may have been written with a broken page.
             if isinstance(error, StoreError) and name not in ("files", "tables"):
-                if not unreadable:
-                    with translate_errors(target.path):
-                        unreadable = on_disk(find_unreadable, target)
-                    if unreadable:
-                        outcome = Check("pages", False, "; ".join(map(str, unreadable.values())))
-                        result.commands = rebuild_commands(target, unreadable)
-                elif error.path is None or error.path.endswith((*unreadable,)):
-                    continue  # the file is named above
+                with translate_errors(target.path):
+                    unreadable = on_disk(find_unreadable, target)
+                if unreadable:
+                    pages = Check("pages", False, "; ".join(map(str, unreadable.values())))
+                    result.checks.append(pages)
+                    result.commands = rebuild_commands(target, unreadable)
+                    break  # the other checks would fail because of the same files
         result.checks.append(outcome)
     return result
 
@@ -196,12 +192,15 @@ def _checks(
         if stage in manifest.stages and stage != "convert":
             yield f"{stage} stage", partial(check_stage, store, stage)
     result.skipped = [stage for stage in ("shuffle", "export") if stage not in manifest.stages]
-    current = {check.name for check in result.checks if check.ok}
-    if "shuffle stage" not in current:
-        return
-    progress.begin("compare rows", None, "positions")
-    yield "shuffled rows", partial(check_rows, store, limits)
-    if not manifest.removed_buckets:  # otherwise the shards are compared with the order
+
+    def passed(*names: str) -> bool:
+        return {*names} <= {check.name for check in result.checks if check.ok}
+
+    if passed("shuffle stage"):
+        progress.begin("compare rows", None, "positions")
+        yield "shuffled rows", partial(check_rows, store, limits)
+    # The order of wrong rows says nothing. If the buckets were removed, the shards are compared with it.
+    if passed("shuffled rows") and not manifest.removed_buckets:
         yield "shuffled order", partial(check_order, store)
 
         def quality() -> str:
@@ -210,7 +209,7 @@ def _checks(
 
         progress.begin("measure", None, "positions")
         yield "shuffle quality", partial(with_unknown, quality)
-    if "export stage" in current:
+    if passed("shuffled rows", "export stage"):
         yield "shards", partial(check_shards, store, options, progress)
 
 

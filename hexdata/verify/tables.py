@@ -109,27 +109,6 @@ def find_unreadable(store: Store) -> dict[str, StoreError]:
     return unreadable
 
 
-def check_stage(store: Store, stage: str) -> str:
-    """Check that a stage was run on the current content of the store and lost no rows.
-
-    Raises:
-        StoreError: The content of the store has changed since the stage was run.
-        VerifyError: The positions written, rejected and excluded do not add up to those read.
-    """
-    store.require_stage(stage)
-    from_store = stage in ("shuffle", "pickles-original")
-    # The other stages read the shuffled positions, whose number may be lower.
-    before = store.manifest.counts if from_store else store.manifest.stages["shuffle"]
-    lineage = store.manifest.stages[stage]
-    left_out = sum(lineage.get("left_out", {}).values())  # only a shuffle can leave out positions
-    read, accounted = before["positions"], lineage["positions"] + lineage["rejected"] + left_out
-    if read != accounted:
-        reason = f"the output of the {stage} stage does not account for all positions"
-        raise VerifyError(reason, found=f"{accounted:,}", expected=f"{read:,}")
-    excluded = f" + {left_out:,} excluded by options" if left_out else ""
-    return f"{read:,} = {lineage['positions']:,} + {lineage['rejected']:,}{excluded}"
-
-
 # --- rows that must not exist ---------------------------------------------------------------------------
 
 RULED: Final = ("in = out + rejected", "position ids", "game ids", "games", "game values")
@@ -138,18 +117,15 @@ _RULE: Final = re.compile(r"^-- ([^|\n]+) \| (\w+) \| (\w+) \| (.+)\n((?s:.+?);)
 """Check, table, kind of the record, what is expected, and the query."""
 
 
-def find_broken_rules(
-    store: Store, limits: dict[str, Any], checks: tuple[str, ...] = RULED
-) -> dict[str, HexdataError]:
+def find_broken_rules(store: Store, limits: dict[str, Any]) -> dict[str, HexdataError]:
     """Return the checks of ``rules.sql`` that fail, each with the error of the first row that breaks a rule.
 
     Args:
         store: The store to check.
         limits: Memory and threads of the DuckDB session.
-        checks: The checks to run. Default: all.
 
-    Returns:
-        The errors by check. That of a check whose tables cannot be read is a StoreError.
+    Raises:
+        StoreError: A table cannot be read.
     """
     counts, convert = store.manifest.counts, store.manifest.stages.get("convert", {})
     names = {"splits": SPLITS, "end_reasons": END_REASONS, "swaps": SWAPS}
@@ -165,30 +141,26 @@ def find_broken_rules(
     }
     text = (resources.files("hexdata.verify") / "rules.sql").read_text(encoding="utf-8")
     broken: dict[str, HexdataError] = {}
-    try:
-        with duckdb_session(**limits, store=store.path) as con:
-            _create_tables(store, con)
-            # The statistics of a file may be as wrong as its values, and DuckDB would not look at these.
-            con.execute("SET disabled_optimizers = 'statistics_propagation'")
-            for check, table, kind, expected, query in _RULE.findall(text):
-                # One range of games after another, where the query has a range.
-                ranges = range(0, counts["games"], _RANGE) if "$first" in query else [0]
-                for first in ranges if check in checks else ():
-                    values |= {"first": first, "last": first + _RANGE - 1}
-                    bad = Template(query.rstrip(";")).substitute(values)
-                    for number, found in con.sql(f"SELECT * FROM ({bad}) ORDER BY ALL LIMIT 1").fetchall():
-                        expects = Template(expected).substitute(values)
-                        record, path = f"{kind} {number}", store.path / table
-                        bad_row = VerifyError(
-                            _INVALID, path=path, record=record, found=found, expected=expects, hint=_HINT
-                        )
-                        broken.setdefault(check, bad_row)
-    except StoreError as error:
-        if len(checks) == 1:
-            return broken or {checks[0]: error}
-        # A broken page ends the session; the checks of other tables still run.
-        for check in checks:
-            broken |= find_broken_rules(store, limits, (check,))
+    with duckdb_session(**limits, store=store.path) as con:
+        _create_tables(store, con)
+        # The statistics of a file may be as wrong as its values, and DuckDB would not look at these.
+        con.execute("SET disabled_optimizers = 'statistics_propagation'")
+        for check, table, kind, expected, query in _RULE.findall(text):
+            # One range of games after another, where the query has a range.
+            for first in range(0, counts["games"], _RANGE) if "$first" in query else [0]:
+                values |= {"first": first, "last": first + _RANGE - 1}
+                bad = Template(query.rstrip(";")).substitute(values)
+                for number, found in con.sql(f"SELECT * FROM ({bad}) ORDER BY ALL LIMIT 1").fetchall():
+                    expects, record = Template(expected).substitute(values), f"{kind} {number}"
+                    bad_row = VerifyError(
+                        _INVALID,
+                        path=store.path / table,
+                        record=record,
+                        found=found,
+                        expected=expects,
+                        hint=_HINT,
+                    )
+                    broken.setdefault(check, bad_row)
     return broken
 
 
