@@ -351,6 +351,8 @@ def _figures_of_pairs(
     before: _Order, after: _Order, whole: _Counts, segments: Mapping[int, _Counts], *, whole_games: bool
 ) -> tuple[list[Figure], list[Figure], list[Figure]]:
     """Return the figures of batches, of neighbours and of products of values at each lag, if these differ."""
+    games = {n: theory.same_game_kernel(c.rows, c.pairs, c.triples) for n, c in segments.items()}
+    values = {n: theory.product_kernel(c.rows, c.second, c.third, c.fourth) for n, c in segments.items()}
 
     def compare(figure: Figure, slots_of: Callable[[Sequence[int]], Slots], scale: float = 1.0) -> Figure:
         """Compare a sum over pairs of rows with a random order of each segment.
@@ -358,23 +360,18 @@ def _figures_of_pairs(
         The figure is ``scale`` times the mean of the pairs: of same-game pairs, or of products of values in
         units of their variance.
         """
-        is_product = figure.unit == "value"
+        kernels = values if figure.unit == "value" else games
 
         def weight(slots: Slots, counts: _Counts) -> float:
-            return slots.pairs * (counts.second / counts.rows if is_product else 1.0)
+            return slots.pairs * (counts.second / counts.rows if kernels is values else 1.0)
 
         if pairs := sum(weight(slots_of(runs), whole) for runs in before.runs.values()):
             figure = replace(figure, before=before.found[figure.name] / pairs * scale)
-        parts = [(slots_of(runs), segments[number]) for number, runs in after.runs.items()]
-        if not (pairs := sum(weight(slots, counts) for slots, counts in parts)):
+        parts = [(slots_of(runs), number) for number, runs in after.runs.items()]
+        if not (pairs := sum(weight(slots, segments[number]) for slots, number in parts)):
             return figure
-        chance = []
-        for slots, counts in parts:
-            kernel = theory.same_game_kernel(counts.rows, counts.pairs, counts.triples)
-            if is_product:
-                kernel = theory.product_kernel(counts.rows, counts.second, counts.third, counts.fourth)
-            chance.append(theory.moments(slots, kernel))
-        return judge(figure, after.found[figure.name], theory.total(chance), scale / pairs)
+        chance = theory.moments((slots, kernels[number]) for slots, number in parts)
+        return judge(figure, after.found[figure.name], chance, scale / pairs)
 
     batches = []
     for size in _BATCHES:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final, NamedTuple
@@ -136,23 +136,22 @@ class Moments:
         return tail_bound(self.third / self.deviation**3) if self.deviation else None
 
 
-def moments(slots: Slots, kernel: Kernel) -> Moments:
-    """Return the exact moments of the sum of a kernel over ``slots`` in a uniform random order.
+def moments(parts: Iterable[tuple[Slots, Kernel]]) -> Moments:
+    """Return the exact moments of the sum of a kernel over slots in uniform random orders.
 
-    The square of the sum is a sum over ordered pairs of slots: identical ones, those that share an index, and
-    those that do not.
+    Each part is an order of its own, independent of the others. The square of its sum is a sum over ordered
+    pairs of slots: identical ones, those that share an index, and those that do not.
     """
-    m, w = slots.pairs, slots.touching
-    mean = m * kernel.mean
-    square = m * kernel.square + w * kernel.touching + (m * m - m - w) * kernel.disjoint
-    variance = max(float(square - mean * mean), 0.0)  # negative only by rounding of the power sums
-    third = m * kernel.third + variance * kernel.crowding * slots.clique
-    return Moments(float(mean), variance, third)
-
-
-def total(parts: Sequence[Moments]) -> Moments:
-    """Return the moments of a sum of independent statistics."""
-    return Moments(sum(p.mean for p in parts), sum(p.variance for p in parts), sum(p.third for p in parts))
+    total, of_variance, of_third = 0.0, 0.0, 0.0
+    for slots, kernel in parts:
+        m, w = slots.pairs, slots.touching
+        mean = m * kernel.mean
+        square = m * kernel.square + w * kernel.touching + (m * m - m - w) * kernel.disjoint
+        variance = max(float(square - mean * mean), 0.0)  # negative only by rounding of the power sums
+        total += float(mean)
+        of_variance += variance
+        of_third += m * kernel.third + variance * kernel.crowding * slots.clique
+    return Moments(total, of_variance, of_third)
 
 
 def tail_bound(skewness: float) -> float | None:

@@ -34,6 +34,7 @@ from hexdata.verify.roundtrip import RoundTrip, check_round_trip
 from hexdata.verify.stages import check_order, check_quality, check_rows, check_shards, check_stage
 from hexdata.verify.tables import (
     RULED,
+    Check,
     VerifyOptions,
     check_files,
     check_position_values,
@@ -43,21 +44,6 @@ from hexdata.verify.tables import (
 )
 
 __all__ = ["Check", "RoundTrip", "VerifyOptions", "VerifyResult", "check_round_trip", "verify_store"]
-
-
-@dataclass(frozen=True)
-class Check:
-    """The result of one check.
-
-    Attributes:
-        name: Name of the check, such as "position ids".
-        ok: The check passed.
-        detail: The figures found, or the message of the error.
-    """
-
-    name: str
-    ok: bool
-    detail: str
 
 
 @dataclass

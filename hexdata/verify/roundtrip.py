@@ -35,6 +35,7 @@ from hexdata.store.files import Sidecar, digest_file, identity_of
 from hexdata.store.parquet import read_parquet, regroup
 from hexdata.temporary import temporary_folder
 from hexdata.text import count_of, shortened
+from hexdata.verify.tables import Check
 
 _FAST: Final = 1
 """Compression level of gzip: low, because the file is read once and removed."""
@@ -43,17 +44,17 @@ _COMPARED: Final = [n for n in raw_schema(MAX_SIZE).names if n not in ("record",
 
 
 @dataclass(frozen=True)
-class RoundTrip:
-    """The result of the round trip of one source."""
+class RoundTrip(Check):
+    """The result of the round trip of one source.
 
-    name: str
-    """Name of the source."""
-    ok: bool
-    """False if the source differs, cannot be written back, or is not among the inputs."""
-    detail: str
-    """The number of examples compared, or the difference."""
+    Attributes:
+        name: Name of the source.
+        ok: False if the source differs, cannot be written back, or is not among the inputs.
+        detail: The number of examples compared, or the difference.
+        checked: False if the file is not among the inputs, or was rejected as a whole.
+    """
+
     checked: bool = True
-    """False if the file is not among the inputs, or was rejected as a whole."""
 
 
 def check_round_trip(

@@ -31,6 +31,21 @@ _HINT: Final = "Convert the sources into a new store."
 
 
 @dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    Attributes:
+        name: Name of the check, such as "position ids".
+        ok: The check passed.
+        detail: The figures found, or the message of the error.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+
+
+@dataclass(frozen=True)
 class VerifyOptions(QueryLimits):
     """Limits of ``verify_store``.
 

@@ -71,7 +71,7 @@ def test_moments_of_pairs_equal_those_over_all_orders(case, games):
     counts = [sum(order[p] == order[q] for p, q in pairs) for order in permutations(games)]
     mean = Fraction(sum(counts), len(counts))
     variance = Fraction(sum(c * c for c in counts), len(counts)) - mean * mean
-    found = moments(formula(len(games)), kernel_of_games(games))
+    found = moments([(formula(len(games)), kernel_of_games(games))])
     assert (found.mean, found.variance) == (float(mean), float(variance))
 
 
@@ -82,7 +82,7 @@ def test_moments_of_products_equal_those_over_all_orders(case, values):
     pairs = listed(len(values))
     orders = np.array(list(permutations(values))) - np.mean(values)
     sums = sum((orders[:, p] * orders[:, q] for p, q in pairs), np.zeros(len(orders)))
-    found = moments(formula(len(values)), kernel_of_values(values))
+    found = moments([(formula(len(values)), kernel_of_values(values))])
     assert found.mean == pytest.approx(sums.mean(), abs=1e-12)
     assert found.variance == pytest.approx(sums.var(), abs=1e-12)
 
