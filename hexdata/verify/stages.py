@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from operator import itemgetter
 from shutil import disk_usage
 from typing import Any, Final
@@ -40,7 +40,7 @@ from hexdata.store.parquet import open_parquet, read_rows, regroup
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
 from hexdata.system import default_workers
 from hexdata.temporary import temporary_folder
-from hexdata.verify.tables import VerifyOptions
+from hexdata.verify.tables import VerifyOptions, require_none
 
 _Digest = tuple[int, int, int, int]
 """Rows of a bucket, the sum and the xor of the digests of its rows, and the number of rows with a policy."""
@@ -122,12 +122,14 @@ def check_rows(store: Store, limits: dict[str, Any]) -> str:
     for name, (*_, count) in expected.items():
         policies[name.split("/")[1]] += count
     require("policies", policies)
+    wrong = list[VerifyError]()
     for name in sorted(expected.keys() | found.keys()):
         if found.get(name) != expected.get(name):
             changed = f"{found.get(name, _NO_ROWS)[0]:,} rows, changed or from other buckets"
             right = f"{expected.get(name, _NO_ROWS)[0]:,} rows"
             reason, path = "the bucket contains wrong rows", store.path / name
-            raise VerifyError(reason, path=path, found=changed, expected=right, hint=_HINT)
+            wrong.append(VerifyError(reason, path=path, found=changed, expected=right, hint=_HINT))
+    require_none(wrong, "buckets contain wrong rows", store.path)
     total = sum(digest[0] for digest in found.values())
     if removed:
         return f"{BUCKETS_REMOVED}; their {total:,} rows are compared with the shards"
@@ -269,40 +271,40 @@ def check_shards(store: Store, options: VerifyOptions, progress: Progress) -> st
     targets, with_policy = store.manifest.targets_of("shuffled"), any(shuffle["policies"].values())
     if manifest.fields != block_fields(manifest.board_size, with_policy, targets):
         raise VerifyError("the shard manifest lists wrong fields", path=folder, found=list(manifest.fields))
-    # If a check fails, the temporary files of the sort are removed at once.
+    wrong, per_shard = list[VerifyError](), manifest.shard_size // manifest.block_size
+    # After an error, the temporary files of the sort are removed at once.
     with closing(_expected_blocks(store, options, manifest, with_policy)) as expected:
-        for split in SPLITS:
-            for shard in manifest.splits.get(split, []):
-                _check_shard(folder / shard.name, shard, expected)
-                progress.advance(shard.positions)
+        for (split, index), blocks in groupby(expected, key=lambda each: (each[0], each[1] // per_shard)):
+            shard = manifest.splits[split][index]
+            wrong += _find_difference(folder / shard.name, shard, blocks)
+            progress.advance(shard.positions)
+    require_none(wrong, "shards differ from the shuffled positions", folder)
     return f"{len(listed):,} shards contain the shuffled positions in the same order, with equal fields"
 
 
-def _check_shard(path: AnyPath, shard: ShardEntry, expected: Iterator[tuple[int, Block]]) -> None:
-    """Compare a shard, whose digest is known, with the bytes of the next blocks that are expected.
-
-    Raises:
-        VerifyError: They differ; the error names the first such block.
-    """
+def _find_difference(
+    path: AnyPath, shard: ShardEntry, expected: Iterable[tuple[str, int, Block]]
+) -> Iterator[VerifyError]:
+    """Yield an error if a shard, whose digest is known, has other bytes than one of the expected blocks."""
     numbers = list[int]()
     with HashingFile(io.FileIO(os.devnull, "w")) as nowhere:
         writer = ShardWriter(nowhere)
-        for number, block in islice(expected, len(shard.blocks)):
+        for _, number, block in expected:
             writer.write_block(number, block)
             numbers.append(number)
         writer.close()
         made = writer.entry(shard.name, nowhere.sha256)
     if made != shard:
-        pairs = zip(numbers, made.blocks, shard.blocks, strict=True)
+        pairs = zip(numbers, made.blocks, shard.blocks, strict=False)
         wrong = [f"block {number:06d}" for number, one, other in pairs if one != other]
         reason = "the shard has other bytes than a shard of the shuffled positions"
-        raise VerifyError(reason, path=path, record=wrong[0] if wrong else None)
+        yield VerifyError(reason, path=path, record=wrong[0] if wrong else None)
 
 
 def _expected_blocks(
     store: Store, options: VerifyOptions, manifest: ShardManifest, with_policy: bool
-) -> Generator[tuple[int, Block]]:
-    """Yield the number and the members of each block that the shards must contain."""
+) -> Generator[tuple[str, int, Block]]:
+    """Yield the split, the number and the members of each block that the shards must contain."""
     targets = store.manifest.targets_of("shuffled")
     schema = positions_schema(manifest.board_size, targets)
     rows: Iterator[tuple[str, pa.RecordBatch | pa.Table]] = (
@@ -310,10 +312,10 @@ def _expected_blocks(
     )
     if store.manifest.removed_buckets:
         rows = _sorted_rows(store, options)
-    for _, parts in groupby(rows, key=itemgetter(0)):
+    for split, parts in groupby(rows, key=itemgetter(0)):
         tables = regroup(map(itemgetter(1), parts), schema, manifest.block_size)
         for number, table in enumerate(tables):
-            yield number, columns_to_block(table, with_policy, targets)
+            yield split, number, columns_to_block(table, with_policy, targets)
 
 
 def _sorted_rows(store: Store, options: VerifyOptions) -> Iterator[tuple[str, pa.Table]]:

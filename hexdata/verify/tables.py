@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from string import Template
@@ -15,7 +16,7 @@ from hexdata.cards import CARDS
 from hexdata.errors import HexdataError, StoreError, VerifyError
 from hexdata.schema import END_REASONS, SPLITS, SWAPS, positions_schema, table_schema
 from hexdata.shards.block_check import find_bad_position
-from hexdata.storage import storage_of
+from hexdata.storage import AnyPath, storage_of
 from hexdata.store import STAGES, Store
 from hexdata.store.integrity import check_tables as require_tables
 from hexdata.store.integrity import rebuild_hint
@@ -26,8 +27,6 @@ _FOLDERS: Final = dict.fromkeys(folder.partition("/")[0] for folders in STAGES.v
 """The folders of a store that contain only files of the manifest."""
 _RANGE: Final = 400_000
 """Games whose positions are grouped at a time. Their plies take some 150 bytes a game."""
-_INVALID: Final = "the table contains an invalid value"
-_HINT: Final = "Convert the sources into a new store."
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,19 @@ class VerifyOptions(QueryLimits):
     BUFFERS: ClassVar[int] = 64 << 20
 
 
+def require_none(errors: Sequence[HexdataError], fault: str, path: AnyPath) -> None:
+    """Raise the only error, or one that names all: ``fault`` says what they have in common.
+
+    Raises:
+        HexdataError: There are errors.
+    """
+    if len(errors) == 1:
+        raise errors[0] from None
+    if errors:
+        found = "; ".join(map(str, errors))
+        raise VerifyError(f"{len(errors):,} {fault}", path=path, found=found)
+
+
 def check_files(store: Store, damage: Mapping[str, StoreError]) -> str:
     """Check that no file is damaged and that the store has no other files; return the detail of the check.
 
@@ -76,11 +88,7 @@ def check_files(store: Store, damage: Mapping[str, StoreError]) -> str:
         VerifyError: Several files are damaged, or files are not in the manifest.
         StoreError: One file is damaged; its error.
     """
-    if len(damage) == 1:
-        raise next(iter(damage.values())) from None
-    if damage:
-        found = "; ".join(map(str, damage.values()))
-        raise VerifyError(f"{len(damage):,} files are damaged", path=store.path, found=found)
+    require_none([*damage.values()], "files are damaged", store.path)
     existing = {f"{folder}/{name}" for folder in _FOLDERS for name in storage_of(store.path / folder).files()}
     # Hidden files are temporary files of killed stages, which the next stage removes.
     visible = {name for name in existing if not name.rpartition("/")[2].startswith(".")}
@@ -132,8 +140,8 @@ _RULE: Final = re.compile(r"^-- ([^|\n]+) \| (\w+) \| (\w+) \| (.+)\n((?s:.+?);)
 """Check, table, kind of the record, what is expected, and the query."""
 
 
-def find_broken_rules(store: Store, limits: dict[str, Any]) -> dict[str, HexdataError]:
-    """Return the checks of ``rules.sql`` that fail, each with the error of the first row that breaks a rule.
+def find_broken_rules(store: Store, limits: dict[str, Any]) -> dict[str, list[HexdataError]]:
+    """Return the checks of ``rules.sql`` that fail, each with an error of the first row that breaks a rule.
 
     Args:
         store: The store to check.
@@ -155,7 +163,7 @@ def find_broken_rules(store: Store, limits: dict[str, Any]) -> dict[str, Hexdata
         "held_out": convert.get("test", 0.0) + convert.get("val", 0.0),
     }
     text = (resources.files("hexdata.verify") / "rules.sql").read_text(encoding="utf-8")
-    broken: dict[str, HexdataError] = {}
+    broken = defaultdict[str, list[HexdataError]](list)
     with duckdb_session(**limits, store=store.path) as con:
         _create_tables(store, con)
         # The statistics of a file may be as wrong as its values, and DuckDB would not look at these.
@@ -166,17 +174,14 @@ def find_broken_rules(store: Store, limits: dict[str, Any]) -> dict[str, Hexdata
                 values |= {"first": first, "last": first + _RANGE - 1}
                 bad = Template(query.rstrip(";")).substitute(values)
                 for number, found in con.sql(f"SELECT * FROM ({bad}) ORDER BY ALL LIMIT 1").fetchall():
-                    expects, record = Template(expected).substitute(values), f"{kind} {number}"
-                    bad_row = VerifyError(
-                        _INVALID,
-                        path=store.path / table,
-                        record=record,
-                        found=found,
-                        expected=expects,
-                        hint=_HINT,
-                    )
-                    broken.setdefault(check, bad_row)
+                    record, expects = f"{kind} {number}", Template(expected).substitute(values)
+                    broken[check].append(_invalid(store.path / table, record, found, expects))
     return broken
+
+
+def _invalid(path: AnyPath, record: str, found: object, expected: object) -> VerifyError:
+    reason, hint = "the table contains an invalid value", "Convert the sources into a new store."
+    return VerifyError(reason, path=path, record=record, found=found, expected=expected, hint=hint)
 
 
 def _create_tables(store: Store, con: DuckDBPyConnection) -> None:
@@ -217,9 +222,6 @@ def check_position_values(store: Store) -> str:
         with open_parquet(path, schema) as file:
             for batch in read_batches(file, schema):
                 if (bad := find_bad_position(batch)) is not None:
-                    record = f"row {row + bad.row}"
-                    raise VerifyError(
-                        _INVALID, path=path, record=record, found=bad.found, expected=bad.expected, hint=_HINT
-                    )
+                    raise _invalid(path, f"row {row + bad.row}", bad.found, bad.expected)
                 row += batch.num_rows
     return f"all values of {store.manifest.counts['positions']:,} positions are valid"

@@ -135,19 +135,19 @@ class Altered:
         manifest.stages["export"]["digest"] = shards.digest
         manifest.save(self.path)
 
-    def blocks(self, change: Callable[[Blocks], Blocks], *, listed: bool = True) -> None:
+    def blocks(self, change: Callable[[Blocks], Blocks], shard: str = SHARD, *, listed: bool = True) -> None:
         """Change the blocks of one shard, by their keys; in the manifest of the shards too, if ``listed``."""
-        path = self.path / "shards" / SHARD
+        path = self.path / "shards" / shard
         blocks = change({int(key): dict(block) for key, block in read_blocks(path)})
         with storage_of(path).publish() as file:
             writer = ShardWriter(file)  # type: ignore[arg-type]
             for key, block in blocks.items():
                 writer.write_block(key, block)
             writer.close()
-        made = writer.entry(SHARD, "")
+        made = writer.entry(shard, "")
 
         def with_entry(shards: ShardManifest) -> ShardManifest:
-            entries = [made if e.name == SHARD and listed else e for e in shards.splits["train"]]
+            entries = [made if e.name == shard and listed else e for e in shards.splits["train"]]
             return replace(shards, splits={**shards.splits, "train": entries})
 
         self.shards(with_entry)

@@ -29,7 +29,6 @@ from hexdata.store.manifest import Manifest
 from hexdata.verify import verify_store
 from hexdata.verify.tables import RULED
 from tests.kit.command_line import hexdata_run
-from tests.pairs import FULL
 from tests.verify.altered import (
     SEED,
     SHARD,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from tests.conftest import CopyStore, WriteOddStore
 
 Fault = Callable[[Altered], object]
+Faults = list[tuple[Fault, str]]
 FIRST, PART = (f"positions/part-00000{number}.parquet" for number in (0, 1))
 GAMES, SOURCES, REJECTED = (f"{name}/part-000000.parquet" for name in ("games", "sources", "rejected"))
 BUCKET, NEXT_BUCKET = (f"shuffled/train/bucket-00000{number}.parquet" for number in (0, 1))
@@ -106,7 +106,7 @@ def duplicates(*numbers: int | None) -> Fault:
     return table(GAMES, repeat)
 
 
-def in_bucket(column: str, value: Any, *, was_null: bool = False) -> Fault:
+def in_bucket(bucket: str, column: str, value: Any, *, was_null: bool = False) -> Fault:
     """Change a value of a bucket, in the first row in which it is null or is not null."""
 
     def alter(rows: pa.Table) -> pa.Table:
@@ -114,22 +114,22 @@ def in_bucket(column: str, value: Any, *, was_null: bool = False) -> Fault:
         row = next(i for i, old in enumerate(found) if (old is None) == was_null and old != value)
         return with_cell(rows, column, row, value)
 
-    return table(BUCKET, alter)
+    return table(bucket, alter)
 
 
-def blocks(change: Callable[[Blocks], Blocks], *, listed: bool = True) -> Fault:
-    return lambda store: store.blocks(change, listed=listed)
+def blocks(change: Callable[[Blocks], Blocks], shard: str = SHARD, *, listed: bool = True) -> Fault:
+    return lambda store: store.blocks(change, shard, listed=listed)
 
 
-def in_block(name: str) -> Fault:
-    """Add one to the last number of a field of a block."""
+def add_one(made: Blocks) -> Blocks:
+    """Add one to the last value of a block."""
+    value = made[8]["value"].copy()
+    value[-1] += 1
+    return made | {8: made[8] | {"value": value}}
 
-    def alter(made: Blocks) -> Blocks:
-        array = made[8][name].copy()
-        array.reshape(-1)[-1] += 1
-        return made | {8: made[8] | {name: array}}
 
-    return blocks(alter)
+def with_double_values(made: Blocks) -> Blocks:
+    return {key: block | {"value": block["value"].astype("<f8")} for key, block in made.items()}
 
 
 def of_shards(change: Callable[[ShardManifest], ShardManifest]) -> Fault:
@@ -171,8 +171,8 @@ def hash_of_another_split(games: pa.Table) -> pa.Table:
     return with_cell(games, "game_hash", 4, games["game_hash"][5].as_py())
 
 
-def wrong_block(manifest: ShardManifest, moved: int, digest: str | None = None) -> ShardManifest:
-    blocks = manifest.splits["train"][1].blocks
+def wrong_block(manifest: ShardManifest, shard: int, moved: int, digest: str | None = None) -> ShardManifest:
+    blocks = manifest.splits["train"][shard].blocks
     blocks[2] = (blocks[2][0] + moved, digest or blocks[2][1])
     return manifest
 
@@ -191,138 +191,125 @@ GAME_VALUES = {
     "provenance": "guess",
     "flags": [None],
 }
-# All columns of a bucket and all fields of a block are compared by the same code: a few represent the others
-# unless HEXDATA_TESTS=full.
-BUCKET_VALUES = {
-    "position_id": 10_000,
-    "board": bytes(7),
-    "policy": [{"cell": 3, "probability": 0.25}],
-    "value": 0.125,
-    "game_id": 3,
-    "position_in_game": 77,
-    "total_positions": 99,
-    "move": 24,
-    "player_to_move": 1,
-    "value_sample_tier": 3,
-    "winner": "RED",
-    "metadata": "{}",
-}
-BLOCK_FIELDS = (
-    "board",
-    "value",
-    "policy_row",
-    "policy_count",
-    "policy_cell",
-    "game_id",
-    "move",
-    "position_id",
-)
-MOST = None if FULL else 4
-FAULTS: dict[str, list[tuple[Fault, str]]] = {
+OTHERS = (NEXT_BUCKET, *(f"shuffled/{name}.parquet" for name in ("train/bucket-000002", "val/bucket-000000")))
+FAULTS: dict[str, list[Faults]] = {
     "files": [
-        (entry(f"files {GAMES} bytes"), GAMES),
-        *((extra(name), name) for name in ("positions/part-000009.parquet", "shuffled/more/x")),
+        [(entry(f"files {GAMES} bytes"), GAMES)],
+        [(extra(name), name) for name in ("positions/part-000009.parquet", "shuffled/more/x")],
     ],
     "tables": [
-        (entry("counts positions"), ""),
-        (entry(f"files {PART} rows"), PART),
-        (entry(f"files {BUCKET} rows"), BUCKET),
-        (entry("board_size"), ""),
-        *((without_last_column(name), name) for name in (PART, BUCKET)),  # test_damage.py has the others
+        [(entry("counts positions"), "")],
+        [(entry(f"files {PART} rows"), PART)],
+        [(entry(f"files {BUCKET} rows"), BUCKET)],
+        [(entry("board_size"), "")],
+        *([(without_last_column(name), name)] for name in (PART, BUCKET)),  # test_damage.py has the others
     ],
     "in = out + rejected": [
-        *((entry(f"stages convert {name}"), "") for name in ("records", "positions", "rejected")),
-        (table(PART, lambda t: t[:-1]), ""),
-        (move_between_parts, "part [01]"),
-        (cell(SOURCES, "positions", 1, 301), "source-1"),
-        (cell(SOURCES, "records", 1, 302), "source-1"),
-        (cell(SOURCES, "rejected", 1, 0), "source-1"),
-        (table(SOURCES, lambda t: t[:-1]), ""),
-        (table(SOURCES, lambda t: t.take([1, 0, 2])), ""),
-        (table(REJECTED, lambda t: t[1:]), "source-0"),
-        (beside_statistics(REJECTED, "source_id", 1 << 27), "source-0"),
+        *([(entry(f"stages convert {name}"), "")] for name in ("records", "positions", "rejected")),
+        [(table(PART, lambda t: t[:-1]), "")],
+        [(move_between_parts, "part [01]"), (cell(SOURCES, "rejected", 1, 0), "source-1")],
+        [(cell(SOURCES, "positions", 1, 301), "source-1")],
+        [(cell(SOURCES, "records", 1, 302), "source-1")],
+        [(table(SOURCES, lambda t: t[:-1]), "")],
+        [(table(SOURCES, lambda t: t.take([1, 0, 2])), "")],
+        [(table(REJECTED, lambda t: t[1:]), "source-0")],
+        [(beside_statistics(REJECTED, "source_id", 1 << 27), "source-0")],
     ],
-    "position ids": [(table(PART, lambda t: t.take([1, 0, *range(2, len(t))])), "")],
-    "game ids": [(table(GAMES, lambda t: pa.concat_tables([t[:5], t[4:]])), "")],
+    "position ids": [[(table(PART, lambda t: t.take([1, 0, *range(2, len(t))])), "")]],
+    "game ids": [[(table(GAMES, lambda t: pa.concat_tables([t[:5], t[4:]])), "")]],
     "games": [
-        (cell(GAMES, "positions", 4, 21), "game 4: "),
-        (cell(PART, "game_id", 0, 10_000), ""),
-        (table(GAMES, hash_of_another_split), "game 4.*game 5|game 5.*game 4"),
+        [
+            (cell(GAMES, "positions", 4, 21), "game 4: "),
+            (cell(PART, "game_id", 0, 10_000), "game 10000: "),
+            (table(GAMES, hash_of_another_split), "game 4.*game 5|game 5.*game 4"),
+        ],
     ],
     "game values": [
-        (entry("stages convert test"), ""),
-        *((cell(GAMES, name, 1, value), f"game 1: .*{name}") for name, value in GAME_VALUES.items()),
-        *((cell(GAMES, "moves", 1, moves), "game 1: .*moves") for moves in ([25], [None])),
-        (duplicates(None, 0, None), "game 2: .*duplicate_of null"),
-        (duplicates(None, 0, 1), "game 2: .*duplicate_of 1"),
-        (duplicates(0, 0, 0), "game 0: .*duplicate_of 0"),
-        (duplicates(None, None, None), "game 1: .*duplicate_of null"),
+        [(entry("stages convert test"), "")],
+        [(cell(GAMES, n, row, v), f"game {row}: .*{n}") for row, (n, v) in enumerate(GAME_VALUES.items())],
+        [
+            (duplicates(None, 0, None), "game 2: .*of null"),
+            (cell(GAMES, "moves", 5, [25]), "game 5: .*moves"),
+        ],
+        [(duplicates(None, 0, 1), "game 2: .*of 1"), (cell(GAMES, "moves", 5, [None]), "game 5: .*moves")],
+        [(duplicates(0, 0, 0), "game 0: .*duplicate_of 0")],
+        [(duplicates(None, None, None), "game 1: .*duplicate_of null")],
     ],
     "position values": [  # tests/shards/test_block_check.py has more
-        (cell(FIRST, "board", 3, b"\xff" * 7), "row 3: .*ffffffffffffff"),
-        (cell(FIRST, "value", 3, float("nan")), "row 3: .*value nan"),
-        (cell(FIRST, "policy", 3, [{"cell": 25, "probability": 1.0}]), "row 3: .*cell 25"),
-        (cell(FIRST, "metadata", 3, "[" * 100_000), "row 3: .*metadata"),
+        [(cell(FIRST, "board", 3, b"\xff" * 7), "row 3: .*ffffffffffffff")],
+        [(cell(FIRST, "value", 3, float("nan")), "row 3: .*value nan")],
+        [(cell(FIRST, "policy", 3, [{"cell": 25, "probability": 1.0}]), "row 3: .*cell 25")],
+        [(cell(FIRST, "metadata", 3, "[" * 100_000), "row 3: .*metadata")],
     ],
     "shuffle stage": [
-        *((entry(f"stages shuffle {name}"), "") for name in ("positions", "rejected", "of")),
-        (stage("shuffle", left_out={"where": 3}), ""),
+        *([(entry(f"stages shuffle {name}"), "")] for name in ("positions", "rejected", "of")),
+        [(stage("shuffle", left_out={"where": 3}), "")],
     ],
     "shuffled rows": [
-        *((entry(f"stages shuffle {name}"), "") for name in ("splits val", "seed", "policies train")),
-        *((in_bucket(name, value), "") for name, value in [*BUCKET_VALUES.items()][:MOST]),
-        *((in_bucket(name, None), "") for name in ("game_id", "move", "metadata")),
-        (in_bucket("total_positions", 99, was_null=True), ""),
-        *((in_bucket("policy", each, was_null=True), "") for each in ([], [{"cell": 3, "probability": 0.0}])),
-        (table(BUCKET, lambda t: t.take([0, 0, *range(2, len(t))])), BUCKET),
-        (swap_between_buckets, "other buckets"),
-        (move_between_splits, ""),
-        (stage("shuffle", buckets={"train": 2, "val": 1, "test": 1}), "train"),
-        (stage("shuffle", buckets={"train": 3}), "val"),
-        (stage("shuffle", choices={"per_game": "1"}), "per_game"),
-        (stage("shuffle", choices={"per_gam": 1}), "per_gam"),
-        (stage("shuffle", choices={"per_game": 3}), ""),
+        *([(entry(f"stages shuffle {name}"), "")] for name in ("splits val", "seed", "policies train")),
+        # All columns are compared by the same code: a few represent the others.
+        [
+            (in_bucket(BUCKET, "position_id", 10_000), BUCKET),
+            (in_bucket(OTHERS[0], "board", bytes(7)), OTHERS[0]),
+            (in_bucket(OTHERS[1], "value", 0.125), OTHERS[1]),
+            (in_bucket(OTHERS[2], "policy", [{"cell": 3, "probability": 0.25}]), OTHERS[2]),
+        ],
+        [
+            (in_bucket(BUCKET, "game_id", None), BUCKET),
+            (in_bucket(OTHERS[0], "metadata", None), OTHERS[0]),
+            (in_bucket(OTHERS[1], "total_positions", 99, was_null=True), OTHERS[1]),
+            (in_bucket(OTHERS[2], "policy", [], was_null=True), OTHERS[2]),
+        ],
+        [(in_bucket(BUCKET, "policy", [{"cell": 3, "probability": 0.0}], was_null=True), BUCKET)],
+        [(table(BUCKET, lambda t: t.take([0, 0, *range(2, len(t))])), BUCKET)],
+        [(swap_between_buckets, "other buckets")],
+        [(move_between_splits, "")],
+        [(stage("shuffle", buckets={"train": 2, "val": 1, "test": 1}), "train")],
+        [(stage("shuffle", buckets={"train": 3}), "val")],
+        [(stage("shuffle", buckets={"train": 3}, splits={"train": 760}), "splits")],
+        [(stage("shuffle", choices={"per_game": "1"}), "per_game")],
+        [(stage("shuffle", choices={"per_gam": 1}), "per_gam")],
+        [(stage("shuffle", choices={"per_game": 3}), "")],
     ],
-    "shuffled order": [(table(BUCKET, lambda t: t.take([1, 0, *range(2, len(t))])), BUCKET)],
-    "export stage": [(entry(f"stages export {name}"), "") for name in ("positions", "of")],
+    "shuffled order": [[(table(BUCKET, lambda t: t.take([1, 0, *range(2, len(t))])), BUCKET)]],
+    "export stage": [[(entry(f"stages export {name}"), "")] for name in ("positions", "of")],
     "shards": [
-        (entry(f"files shards/{SHARD} rows"), ""),
-        *((entry(f"stages export {name}"), "") for name in ("splits test", "shards train", "digest")),
-        *((in_block(name), "000008") for name in BLOCK_FIELDS[:MOST]),
-        (blocks(lambda b: {key + (key == 11): block for key, block in b.items()}), ""),
-        (blocks(lambda b: b | {8: b[9], 9: b[8]}), ""),
-        (blocks(lambda b: {k: v for k, v in b.items() if k != 7}), ""),
-        (blocks(lambda b: b | {max(b) + 1: b[max(b)]}, listed=False), SHARD),
-        (blocks(lambda b: {k: {n: a for n, a in v.items() if n != "move"} for k, v in b.items()}), ""),
-        (blocks(lambda b: {k: v | {"value": v["value"].astype("<f8")} for k, v in b.items()}), ""),
-        (of_shards(lambda m: wrong_block(m, 512)), "000008"),
-        (of_shards(lambda m: wrong_block(m, 0, "0" * 64)), "000008"),
-        (of_shards(lambda m: replace(m, fields={"more": FieldSpec("|u1", ()), **m.fields})), "field"),
-        (of_shards(lambda m: replace(m, fields={**m.fields, "move": FieldSpec("<u4", ())})), "field"),
-        (of_shards(lambda m: replace(m, splits={"train": m.splits["train"]})), ""),
-        *(
-            (of_shards(lambda m, change=change: replace(m, **change)), "differ")  # type: ignore[misc]
-            for change in ({"board_size": 6}, {"order_version": 99})
-        ),
+        [(entry(f"files shards/{SHARD} rows"), "")],
+        *([(entry(f"stages export {name}"), "")] for name in ("splits test", "shards train", "digest")),
+        [
+            (blocks(lambda b: b | {1: b[2], 2: b[1]}, "train-000000.tar"), "000001"),
+            (blocks(add_one), "000008"),
+            (blocks(with_double_values, "train-000002.tar"), "000012"),
+            (blocks(lambda b: b | {max(b) + 1: b[max(b)]}, "train-000003.tar", listed=False), "000003.tar"),
+        ],
+        [(blocks(lambda b: {k: v for k, v in b.items() if k != 7}), "")],
+        [
+            (of_shards(lambda m: wrong_block(m, 1, 512)), "000008"),
+            (of_shards(lambda m: wrong_block(m, 2, 0, "0" * 64)), "000014"),
+        ],
+        [(of_shards(lambda m: replace(m, fields={"more": FieldSpec("|u1", ()), **m.fields})), "field")],
+        [(of_shards(lambda m: replace(m, splits={"train": m.splits["train"]})), "")],
+        [(of_shards(lambda m: replace(m, board_size=6, order_version=99)), "board_size, order_version")],
     ],
 }
-"""Faults by the check that must fail, and a pattern of what the check must name."""
+"""Faults by the check that must fail, each with a pattern of what the check must name, by store."""
 
 
 @pytest.mark.parametrize(
     ("check", "number"),
     [(check, number) for check, faults in FAULTS.items() for number in range(len(faults))],
 )
-def test_a_fault_is_found(
+def test_faults_are_found(
     odd_store: Path, exported: Path, copy_store: CopyStore, check: str, number: int
 ) -> None:
-    fault, named = FAULTS[check][number]
     of_tables = (*RULED, "position values")  # found without the later stages
     store = Altered(copy_store(odd_store if check in of_tables else exported))
-    fault(store)
+    for fault, _ in FAULTS[check][number]:
+        fault(store)
     found = failures(store.path)
     assert check in found, found
-    assert re.search(named, found[check], re.DOTALL), found
+    for _, named in FAULTS[check][number]:
+        assert re.search(named, found[check], re.DOTALL), found
 
 
 def test_a_store_passes_at_each_stage(trmph_store: Path, shuffled_store: Path, exported: Path) -> None:
@@ -369,10 +356,9 @@ def test_the_sign_of_a_zero_is_found(odd_store: Path, copy_store: CopyStore) -> 
     "choice",
     [
         {"assign": "game"},
-        {"where": "position_in_game > 4", "stratify_by": "player_to_move", "balance_by": "winner"},
-        {"where": "value > 0.1", "dedup": "symmetric", "per_game": 9, "stratify_by": "length"},
+        {"where": "value > 0.1", "dedup": "symmetric", "balance_by": "winner", "stratify_by": "length"},
     ],
-    ids=["whole games", "stratified", "all at once"],
+    ids=["whole games", "all at once"],
 )
 def test_a_choice_passes_and_a_damaged_one_is_found(
     odd_store: Path, copy_store: CopyStore, choice: dict[str, Any]
