@@ -37,6 +37,7 @@ from hexdata.verify.tables import (
     Check,
     VerifyOptions,
     check_files,
+    check_game_hashes,
     check_position_values,
     check_tables,
     find_broken_rules,
@@ -160,6 +161,9 @@ def _checks(
         detail, count = check(), store.count_without_game()
         return f"{detail}; {without_game(count, positions)}" if count else detail
 
+    def passed(*names: str) -> bool:
+        return {*names} <= {check.name for check in result.checks if check.ok}
+
     broken = cache(partial(find_broken_rules, store, limits))  # by the first of these checks
 
     def rules(name: str) -> str:
@@ -169,6 +173,8 @@ def _checks(
     for name in RULED:
         check = partial(rules, name)
         yield name, partial(with_unknown, check) if name == "games" else check
+    if passed("game values"):  # with moves on the board
+        yield "game hashes", partial(check_game_hashes, store)
     yield "position values", partial(check_position_values, store)
     # The measurement locates positions by their ids, so these must be valid.
     if result.ok and positions:
@@ -178,9 +184,6 @@ def _checks(
         if stage in manifest.stages and stage != "convert":
             yield f"{stage} stage", partial(check_stage, store, stage)
     result.skipped = [stage for stage in ("shuffle", "export") if stage not in manifest.stages]
-
-    def passed(*names: str) -> bool:
-        return {*names} <= {check.name for check in result.checks if check.ok}
 
     if passed("shuffle stage"):
         progress.begin("compare rows", None, "positions")

@@ -46,6 +46,14 @@ FROM (SELECT [sum(records), sum(positions), sum(rejected)] AS totals FROM source
 WHERE list_transform(totals, lambda n: coalesce(n, 0)) <> [$records, $converted, $rejected]
     OR coalesce(totals[2], 0) <> $positions;
 
+-- source values | sources | source | 64 hexadecimal digits
+SELECT source_id, 'sha256 ' || sha256 FROM sources WHERE NOT regexp_full_match(sha256, '[0-9a-f]{64}');
+
+-- source values | sources | source | a JSON object or null
+SELECT source_id, 'header ' || left(header, 100)
+FROM sources
+WHERE CASE WHEN json_valid(header) THEN json_type(header) <> 'OBJECT' ELSE header IS NOT NULL END;
+
 -- games | positions | game | a game_id of the table games
 SELECT game_id, 'an unknown game' FROM positions WHERE game_id NOT BETWEEN 0 AND $games - 1;
 
@@ -67,6 +75,13 @@ LEFT JOIN (
     GROUP BY game_id
 ) USING (game_id)
 WHERE g.positions <> coalesce(found, 0) OR (provenance = 'recovered' AND plies <> with_ply);
+
+-- games | positions | position | a ply of its game with the next one of its moves, or no move
+-- Games $first to $last.
+SELECT position_id, format('move {} at ply {} of game {}', coalesce(move::VARCHAR, 'null'), position_in_game, game_id)
+FROM (SELECT * FROM positions WHERE game_id BETWEEN $first AND $last)
+JOIN (SELECT game_id, moves FROM games WHERE game_id BETWEEN $first AND $last) USING (game_id)
+WHERE position_in_game > len(moves) OR move <> moves[position_in_game + 1];
 
 -- games | games | game | all games of a game_hash in one split, so that validation does not measure what was trained
 SELECT max(game_id), 'another split than game ' || min(game_id)

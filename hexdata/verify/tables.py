@@ -11,10 +11,12 @@ from string import Template
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from hexdata.board import BLUE, game_hashes
 from hexdata.cards import CARDS
 from hexdata.errors import HexdataError, StoreError, VerifyError
-from hexdata.schema import END_REASONS, SPLITS, SWAPS, positions_schema, table_schema
+from hexdata.schema import END_REASONS, SPLITS, SWAPS, games_schema, positions_schema, table_schema
 from hexdata.shards.block_check import find_bad_position
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store import STAGES, Store
@@ -134,7 +136,7 @@ def find_unreadable(store: Store) -> dict[str, StoreError]:
 
 # --- rows that must not exist ---------------------------------------------------------------------------
 
-RULED: Final = ("in = out + rejected", "position ids", "game ids", "games", "game values")
+RULED: Final = ("in = out + rejected", "source values", "position ids", "game ids", "games", "game values")
 """The checks of the rules in ``rules.sql``."""
 _RULE: Final = re.compile(r"^-- ([^|\n]+) \| (\w+) \| (\w+) \| (.+)\n((?s:.+?);)$", re.MULTILINE)
 """Check, table, kind of the record, what is expected, and the query."""
@@ -207,6 +209,27 @@ def _create_tables(store: Store, con: DuckDBPyConnection) -> None:
     texts, numbers = dict.fromkeys(("folder", "file"), pa.string()), ("part", "first_row", "rows")
     schema = pa.schema(texts | dict.fromkeys(numbers, pa.int64()))  # also if the manifest has no files
     con.register("files", pa.Table.from_pylist(rows, schema))
+
+
+def check_game_hashes(store: Store) -> str:
+    """Check that the hash of each game with moves is that of these moves; return the detail of the check.
+
+    Raises:
+        VerifyError: A hash differs; the error names the first such game.
+    """
+    size, count = store.manifest.board_size or 1, 0
+    for path in store.files("games"):
+        with open_parquet(path, games_schema()) as file:
+            for batch in file.iter_batches(columns=["game_id", "first_player", "moves", "game_hash"]):
+                games = batch.filter(pc.is_valid(batch["moves"]))
+                moves, lengths = games["moves"].flatten(), pc.list_value_length(games["moves"])
+                first, hashes = games["first_player"].fill_null(BLUE), games["game_hash"].to_pylist()
+                made = game_hashes(moves.to_numpy(), lengths.to_numpy(), size, first.to_numpy())
+                for number, one, other in zip(games["game_id"].to_pylist(), made, hashes, strict=True):
+                    if one != other:
+                        raise _invalid(path, f"game {number}", f"game_hash {other.hex()}", one.hex())
+                count += len(games)
+    return f"the hashes of {count:,} games are those of their moves"
 
 
 def check_position_values(store: Store) -> str:

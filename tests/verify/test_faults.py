@@ -217,6 +217,9 @@ FAULTS: dict[str, list[Faults]] = {
     ],
     "position ids": [[(table(PART, lambda t: t.take([1, 0, *range(2, len(t))])), "")]],
     "game ids": [[(table(GAMES, lambda t: pa.concat_tables([t[:5], t[4:]])), "")]],
+    "source values": [
+        [(cell(SOURCES, "header", 1, "{no JSON"), "header"), (cell(SOURCES, "sha256", 2, "b"), "sha256")]
+    ],
     "games": [
         [
             (cell(GAMES, "positions", 4, 21), "game 4: "),
@@ -310,6 +313,20 @@ def test_faults_are_found(
     assert check in found, found
     for _, named in FAULTS[check][number]:
         assert re.search(named, found[check], re.DOTALL), found
+
+
+def test_wrong_moves_of_a_game_are_found(trmph_store: Path, copy_store: CopyStore) -> None:
+    """They would make wrong boards of the games mode, and of fill tables."""
+    store = Altered(copy_store(trmph_store))
+    games = store.read(GAMES)
+    first, second, *rest = games["moves"][1].as_py()
+    for moves, checks in (
+        ([second, first, *rest], {"games", "game hashes"}),
+        ([first, second, *rest[:-1]], {"games", "game hashes"}),
+        ([], {"games", "game hashes"}),
+    ):
+        store.table(GAMES, lambda _, moves=moves: with_cell(games, "moves", 1, moves))
+        assert failures(store.path).keys() == checks
 
 
 def test_a_store_passes_at_each_stage(trmph_store: Path, shuffled_store: Path, exported: Path) -> None:
