@@ -1,7 +1,8 @@
-"""Uses hexdata in a process that lacks some modules: ``absent.py MODULES BROKEN COMMANDS``, each as JSON.
+"""Uses hexdata in a process that lacks modules: ``absent.py MODULES BROKEN COMMANDS IMPORTS``, each as JSON.
 
 Modules are names that cannot be imported; broken ones exist and raise ``FAULT``. A command is a list of
-arguments of ``hexdata``, or one text, which is run as Python code. Prints the outcome of each step as JSON:
+arguments of ``hexdata``, or one text, which is run as Python code. IMPORTS is whether to import every module
+of hexdata as well. Prints the outcome of each step as JSON:
 None, or the names of the classes of the error and its message.
 """
 
@@ -85,14 +86,14 @@ def run(command: list[str] | str) -> tuple[int, str]:
 
 
 def main() -> None:
-    missing, broken, commands = map(json.loads, sys.argv[1:])
+    missing, broken, commands, imports = map(json.loads, sys.argv[1:])
     sys.modules.update(dict.fromkeys(missing))  # None makes an import raise ModuleNotFoundError
     sys.meta_path.insert(0, Broken(broken))
     from hexdata.extras import hide_pandas
 
     hide_pandas()  # as ``hexdata`` does
     results: dict[str, Any] = {"commands": [run(command) for command in commands]}
-    if len(missing) > 2:  # each module takes a moment
+    if imports:  # each module takes a moment
         results["imports"] = import_everything()
     print(json.dumps(results))
 

@@ -15,8 +15,7 @@ import typer
 from hexdata.cli import app
 from hexdata.errors import ConfigError
 from hexdata.extras import installed_by
-from tests.kit.extras import EXTRA_OF, REQUIRED
-from tests.pairs import FULL
+from tests.kit.extras import EXTRA_OF, EXTRAS, REQUIRED
 from tests.promises.absent import FAULT
 
 pytestmark = pytest.mark.slow
@@ -26,7 +25,7 @@ COMMANDS = [command.name for command in typer.main.get_command(app).commands.val
 ASK_FOR_TORCH = """
 try:
     import hexdata.torch
-except ImportError as error:  # as pytest.importorskip asks
+except ModuleNotFoundError as error:  # as pytest.importorskip asks
     assert error.name == "torch"
     raise
 """
@@ -78,9 +77,10 @@ def use(
     *,
     missing: Sequence[str] = (),
     broken: Sequence[str] = (),
+    imports: bool = False,
 ) -> Any:
     """Return what ``absent.py`` prints."""
-    arguments = [json.dumps(each) for each in (list(missing), list(broken), list(commands))]
+    arguments = [json.dumps(each) for each in (list(missing), list(broken), list(commands), imports)]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(ABSENT), *arguments],
         cwd=folder,
@@ -101,7 +101,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     (folder / "run.toml").write_text(RUN_CONFIG, encoding="utf-8")
     helps = [[name, "--help"] for name in COMMANDS]
     commands = [["demo", "demo", "--games", "20"], *helps, *PLAIN.values(), *NEEDS.values()]
-    return folder, use(folder, commands, missing=sorted(EXTRA_OF))
+    return folder, use(folder, commands, missing=sorted(EXTRA_OF), imports=True)
 
 
 def names_extra(message: str, extra: str) -> bool:
@@ -144,21 +144,24 @@ def test_the_commands_of_a_plain_installation(plain: tuple[Path, Any]) -> None:
         assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize("library", sorted(USES))
-def test_without_one_library(library: str, plain: tuple[Path, Any]) -> None:
+@pytest.mark.parametrize("number", range(max(map(len, EXTRAS.values()))))
+def test_without_one_library_of_each_extra(number: int, plain: tuple[Path, Any]) -> None:
     """PyTorch, which takes seconds to import, is always missing as well."""
-    missing = sorted({library, "torch"})
-    ((status, errors),) = use(plain[0], [USES[library]], missing=missing)["commands"]
-    assert status != 0
-    assert names_extra(errors, EXTRA_OF[library]), errors
+    libraries = [modules[number] for modules in EXTRAS.values() if number < len(modules)]
+    uses = [USES[library] for library in libraries]
+    outcomes = use(plain[0], uses, missing=sorted({*libraries, "torch"}))["commands"]
+    for library, (status, errors) in zip(libraries, outcomes, strict=True):
+        assert status != 0
+        assert names_extra(errors, EXTRA_OF[library]), errors
 
 
-@pytest.mark.parametrize("library", sorted(USES) if FULL else ["jinja2", "s3fs"])
-def test_a_fault_of_an_installed_library_is_shown_as_it_is(library: str, plain: tuple[Path, Any]) -> None:
-    ((status, errors),) = use(plain[0], [USES[library]], broken=[library])["commands"]
-    assert status != 0
-    assert f"ImportError: {FAULT}" in errors
-    assert "pip install" not in errors
+def test_a_fault_of_an_installed_library_is_shown_as_it_is(plain: tuple[Path, Any]) -> None:
+    libraries = sorted(USES)
+    outcomes = use(plain[0], [USES[library] for library in libraries], broken=libraries)["commands"]
+    for library, (status, errors) in zip(libraries, outcomes, strict=True):
+        assert status != 0
+        assert f"ImportError: {FAULT}" in errors, (library, errors)
+        assert "pip install" not in errors
 
 
 def test_other_errors_pass() -> None:
