@@ -117,7 +117,7 @@ def test_no_text_ends_a_conversion_or_loses_a_record(tmp_path: Path, make: Any, 
         if row[unit] + row["rejected"] != files[name][1]:
             lost[name] = row[unit], row["rejected"], files[name][1], result.failed_files.get(row["name"])
     assert not lost
-    assert verify_store(tmp_path / "store")
+    verify_store(tmp_path / "store").require()
     for arguments in (["info"], ["sql", "SELECT name, model, notes FROM sources"], ["report"]):
         done = run_cli(arguments[0], tmp_path / "store", *arguments[1:])
         assert done.returncode == 0, done.stderr
