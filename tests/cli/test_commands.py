@@ -206,7 +206,7 @@ def test_an_altered_store_fails_verify(trmph_store: Path, copy_store: CopyStore)
 def test_a_read_only_store_is_named_with_a_remedy(
     trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The superuser may write anywhere, so the answer of the system is replaced."""
+    """The superuser may write anywhere, so the answers of the system are replaced."""
     store, path_open = copy_store(trmph_store), Path.open
 
     def refuse(path: Path, mode: str = "r", *others: Any, **named: Any) -> Any:
@@ -215,9 +215,11 @@ def test_a_read_only_store_is_named_with_a_remedy(
         return path_open(path, mode, *others, **named)
 
     monkeypatch.setattr(Path, "open", refuse)
-    ran = hexdata_run("shuffle", store)
-    assert ran.status == 1
-    assert all(part in ran.err for part in (f"{store}/.lock", os.strerror(errno.EACCES), "the permissions"))
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    for command in ("shuffle", "export"):
+        ran = hexdata_run(command, store)
+        assert ran.status == 1
+        assert all(part in ran.err for part in (f"{store}: ", os.strerror(errno.EACCES), "the permissions"))
     assert hexdata_run("info", store).status == 0
 
 
