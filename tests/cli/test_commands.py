@@ -203,6 +203,18 @@ def test_an_altered_store_fails_verify(trmph_store: Path, copy_store: CopyStore)
     assert (ran.status, ran.facts["ok"]) == (1, False)
 
 
+def test_a_long_table_of_groups_states_how_many_are_left_out(trmph_store: Path) -> None:
+    arguments = ("shuffle", trmph_store, "--balance-by", "game_id", "--dry-run")
+    balance, shown = hexdata_run(*arguments, "--json").facts["balance"], hexdata_run(*arguments).out
+    left_out = 0
+    for split in ("train", "val", "test"):
+        more = re.search(rf"^{split}\t([\d,]+) more, see --json", shown, re.MULTILINE)
+        named = len(re.findall(rf"^{split}\t\d+\tall", shown, re.MULTILINE))
+        assert named + int(more[1] if more else 0) == sum(each["split"] == split for each in balance) - 1
+        left_out += bool(more)
+    assert left_out, "train has more games than the table has rows"
+
+
 def test_a_read_only_store_is_named_with_a_remedy(
     trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
