@@ -21,10 +21,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import hexdata
+from hexdata.checks import unusable
 from hexdata.cli.messages import print_stderr
-from hexdata.errors import without_secrets
+from hexdata.errors import ConfigError, without_secrets
 from hexdata.options import with_fields
-from hexdata.text import did_you_mean, printable
+from hexdata.text import did_you_mean, printable, shortened
 from hexdata.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
@@ -63,14 +64,6 @@ Options:
         machine.
 """
 """Parameters of several commands, which a docstring can declare in another way."""
-_PLAIN_MESSAGES: Final = (
-    ("Value error, ", ""),
-    ("Input should be a valid integer.*", "expected a whole number"),
-    ("Input should be a valid number.*", "expected a number"),
-    ("'.*' is not a valid integer.*", "expected a whole number"),
-    ("'.*' is not a valid float.*", "expected a number"),
-)
-"""Patterns of messages of Typer about values, and the texts instead. Releases differ in their messages."""
 _NOT_A_CHOICE: Final = re.compile(r"'(?P<value>[^']*)' is not one of (?P<choices>'.*')\.$")
 
 
@@ -81,7 +74,6 @@ class Command(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, after removing what killed commands have left."""
-        from hexdata.errors import ConfigError
         from hexdata.storage import cache_folder, translate_errors
         from hexdata.temporary import remove_abandoned
 
@@ -145,9 +137,7 @@ def print_usage(error: Any) -> None:
     if type(error).__name__ != "NoArgsIsHelpError":
         for argument in sys.argv[1:]:  # one by one, since an argument may contain spaces
             text = text.replace(argument, without_secrets(argument))
-        text = printable(text)
-        for pattern, plain in _PLAIN_MESSAGES:
-            text = re.sub(f"(?<=: ){pattern}", plain, text, count=1)
+        text = printable(text).replace(": Value error, ", ": ", 1)  # some releases of Typer begin so
         if found := _NOT_A_CHOICE.search(text):
             hint = did_you_mean(found["value"], re.findall("'([^']*)'", found["choices"]))
             text = f"{text} {hint}" if hint else text
@@ -218,14 +208,16 @@ def add_command(function: Callable[..., None]) -> None:
             group = "Options" if owner is options else owner.__name__.removesuffix("Options")
             spelled, help_text = f"--{name.replace('_', '-')}", re.sub('[`"]', "", help_text)
             help_text = re.sub(r" Default (?!None).*", "", help_text).replace("Default None:", "Default:")
+        is_option = spelled.startswith("--")
+        shown = spelled if is_option else entry["metavar"]
         facts: dict[str, Any] = {
             "metavar": "|".join(choices) or entry["metavar"] or {int: "N", str: "TEXT"}.get(kind),
             "help": help_text,
-            "parser": {AnyPath: _as_path, Size: parse_bytes}.get(kind),
+            "parser": None if kind is bool or choices else _parser(kind, shown),
             # What None means is in the text of the help.
             "show_default": parameter.default is not None,
         }
-        if spelled.startswith("--"):
+        if is_option:
             names = filter(None, (spelled, entry["short"]))
             info: Any = typer.Option(*names, rich_help_panel=group, **facts)
         else:
@@ -238,10 +230,23 @@ def add_command(function: Callable[..., None]) -> None:
     app.command(function.__name__, cls=kind_of_command, help=text)(function)
 
 
-def _as_path(text: str) -> AnyPath:
-    from hexdata.storage import as_path
+def _parser(kind: Any, name: str) -> Callable[[Any], Any]:
+    """Return the function from the text of a parameter, or its default, to a value of its type."""
 
-    return as_path(text)
+    def parse(text: Any) -> Any:
+        from hexdata.storage import as_path
+
+        if text == "":  # as of an unset variable of a shell; an empty path would be the current folder
+            raise ConfigError(f"{name} must not be empty")
+        try:
+            return {AnyPath: as_path, Size: parse_bytes}.get(kind, kind)(text)
+        except ValueError:
+            if kind not in (int, float):
+                raise
+            expected = "a whole number" if kind is int else "a number"
+            raise unusable(name, shortened(repr(text)), expected) from None
+
+    return parse
 
 
 def options_of(kind: Any, values: Mapping[str, Any]) -> Any:

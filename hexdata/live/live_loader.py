@@ -102,7 +102,6 @@ class LiveLoader:
         timeout: float | None = None,
     ) -> None:
         given: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
-        check_location("directory", directory)
         if config is not None and not isinstance(config, LiveOptions):
             check_location("config", config)
             config = load_live_config(config)

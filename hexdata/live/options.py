@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hexdata.batch import BatchOptions
-from hexdata.checks import check_choice, check_fields, check_seed, check_shares
+from hexdata.checks import check_choice, check_fields, check_location, check_seed, check_shares
 from hexdata.config import check_arguments, check_keys, in_section, read_toml
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.chunk_relabeller import ChunkRelabeller
@@ -239,6 +239,7 @@ def make_pipeline(options: LiveOptions, directory: str | Path) -> Pipeline:
     Raises:
         ConfigError: An argument of a stage is invalid, or the directory is an address or a store.
     """
+    check_location("directory", directory)
     hint = "Convert the games of the bucket into a store, or write them to a local directory."
     # The process may change its current folder while it trains.
     path = local_path(directory, "a watched directory", hint).absolute()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from hexdata.checks import check_count
 from hexdata.errors import ConfigError
 from hexdata.extras import installed_by
 from hexdata.live.pipeline import MetricsByStage
@@ -39,12 +40,13 @@ def serve_metrics(metrics: Callable[[], MetricsByStage], port: int, host: str = 
     """
     registry = CollectorRegistry()
     registry.register(_Stages(metrics))
+    check_count("port", port, 0, 65_535)
     try:
-        # An OverflowError is one of a port above 65,535.
         server, thread = start_http_server(port, host, registry)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
+        reason = "the metrics cannot be served at this address"
         hint = "Choose another port (--prometheus) or address (--prometheus-host)."
-        raise ConfigError(f"the metrics cannot be served at {host}:{port}: {error}", hint=hint) from error
+        raise ConfigError(reason, path=f"{host}:{port}", found=error.strerror, hint=hint) from error
     try:
         yield server.server_port
     finally:

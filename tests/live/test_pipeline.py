@@ -256,8 +256,9 @@ def test_metrics_notes_and_prometheus_show_every_stage() -> None:
             samples = [each for each in family.samples if each.labels["stage"] == "Small"]
             found = {each.labels["figure"]: each.value for each in samples}
             assert found == metrics | {"busy_seconds": seconds}
-            for host, taken in (("127.0.0.1", port), ("127.0.0.1", 70_000), ("192.0.2.1", 0)):
-                with pytest.raises(ConfigError, match=f"{host}:{taken}"), serve_metrics(dict, taken, host):
+            for host, taken in (("127.0.0.1", port), ("0.0.0.0", 70_000), ("192.0.2.1", 0)):
+                message = "found 70000" if taken == 70_000 else f"{host}:{taken}"
+                with pytest.raises(ConfigError, match=message), serve_metrics(dict, taken, host):
                     pass
     with pytest.raises(ConfigError):
         Pass(threads=0)
