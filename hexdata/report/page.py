@@ -75,7 +75,7 @@ def _cell(value: Any, name: str = "") -> str:
         return "-"
     if isinstance(value, str):
         return printable(value[:_LONGEST])
-    if name in ("bytes", "size", "peak memory"):
+    if name in ("bytes", "size"):
         return format_bytes(value)
     if "share" in name:
         return f"{100 * value:.3g}%"
@@ -98,14 +98,13 @@ def _stage_row(stage: StageInfo) -> Row:
         "size": stage.bytes,
         "per position": f"{stage.bytes / stage.positions:.1f} B" if stage.positions else None,
         "time": "not recorded",
-        **dict.fromkeys(("positions/s", "peak memory", "finished")),
+        **dict.fromkeys(("positions/s", "finished")),
     }
     if last := stage.last:
         took = f"{last.seconds:.1f} s" if last.seconds < 60 else format_duration(last.seconds)
         row["time"] = took + ", resumed" * last.resumed
         if last.seconds and not last.resumed:  # a resumed run did only part of the work
             row["positions/s"] = round(last.positions / last.seconds)
-        row["peak memory"] = last.peak_bytes or None
         row["finished"] = last.finished.replace("T", " ").replace("Z", " UTC")
     return row
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from hexdata.errors import ConfigError
 from hexdata.extras import installed_by
@@ -52,14 +51,14 @@ Credentials are never passed: the libraries find them in the environment and in 
 def as_path(text: str | AnyPath) -> AnyPath:
     """Return the path or address given as text.
 
-    Aliases are replaced, so ``s3a://`` becomes ``s3://``. ``file://`` gives a local path.
+    Aliases are replaced, so ``s3a://`` becomes ``s3://``.
 
     Args:
         text: Local path, address, or a path object, which is returned unchanged.
 
     Raises:
         ConfigError: The address has an unknown protocol, has no bucket, contains credentials, an account or
-            parameters, or names a file of another machine; or its library is not installed.
+            parameters; or its library is not installed.
     """
     if not isinstance(text, str):
         return text
@@ -107,7 +106,7 @@ def local_path(text: str | AnyPath, what: str, hint: str = "Give a path of this 
     """Return the local path given as text.
 
     Args:
-        text: Path object or text; ``file://`` gives a local path.
+        text: Path object or text.
         what: Name of the argument for the error message.
         hint: Remedy for the error message.
 
@@ -121,19 +120,11 @@ def local_path(text: str | AnyPath, what: str, hint: str = "Give a path of this 
 
 
 def _local(text: str) -> Path | None:
-    """Return the local path that a text states, also as ``file://``; None for another address."""
+    """Return the local path that a text states; None for an address."""
     match = _URL.fullmatch(text)
-    if match is None or (len(match["protocol"]) == 1 and not text.startswith("//", 2)):  # a drive letter
-        return Path(text)
-    if match["protocol"].lower() != "file":
-        return None
-    from urllib.request import url2pathname  # it imports the client for HTTP
-
-    with suppress(ValueError):  # of a bracket without its other one
-        parts = urlsplit(text)
-        if parts.netloc in ("", "localhost"):
-            return Path(url2pathname(parts.path))
-    raise ConfigError("a file:// address names another machine", found=text, expected="file:///PATH")
+    # A single letter is a drive.
+    is_local = match is None or (len(match["protocol"]) == 1 and not text.startswith("//", 2))
+    return Path(text) if is_local else None
 
 
 def prefix_of(folder: AnyPath) -> str:

@@ -7,7 +7,6 @@ journal that is damaged or cannot be written never stops a stage or a reader.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,11 +21,8 @@ from hexdata.errors import StoreError
 from hexdata.json_models import Count, Model, as_model, read_json
 from hexdata.storage import AnyPath, storage_of
 from hexdata.store.files import may_be_missing, write_bytes
-from hexdata.system import resident_bytes
 
 JOURNAL_NAME: Final = "logs/stages.jsonl"
-_SAMPLE_SECONDS: Final = 0.5
-"""Seconds between two memory measurements, each of which reads all processes of the machine."""
 _Text = Annotated[str, Meta(max_length=64)]
 _READ_BYTES: Final = 1 << 20
 """Maximum size of a journal before a line is added: some thousand runs."""
@@ -41,8 +37,6 @@ class JournalEntry(Model, frozen=True):
         seconds: Time from taking the lock to publishing the manifest.
         positions: Number of positions in the result.
         bytes: Size of the files of the result.
-        peak_bytes: Highest resident memory of this process and its children together, measured twice a
-            second.
         resumed: Whether the run continued an interrupted one and so did only part of the work.
         version: Version of hexdata.
     """
@@ -52,7 +46,6 @@ class JournalEntry(Model, frozen=True):
     seconds: Annotated[float, Meta(ge=0, le=1 << 62)]
     positions: Count
     bytes: Count
-    peak_bytes: Count
     resumed: bool
     version: _Text
 
@@ -69,29 +62,14 @@ def journaled(store: AnyPath, stage: str) -> Iterator[Callable[..., None]]:
         A function to call with ``positions``, ``bytes`` and ``resumed`` when the manifest is published.
     """
     result: dict[str, Any] = {}
-    begin, peak, stopped = time.perf_counter(), resident_bytes(), threading.Event()
-
-    def measure() -> None:
-        nonlocal peak
-        while not stopped.wait(_SAMPLE_SECONDS):
-            peak = max(peak, resident_bytes())
-
-    # Sampled, since the system records a peak for each process, not for all of them together.
-    sampler = threading.Thread(target=measure, name="hexdata-memory", daemon=True)
-    sampler.start()
-    try:
-        yield result.update
-    finally:
-        stopped.set()
-        sampler.join()
-    # Runs shorter than an interval are measured at their beginning and end only.
-    peak = max(peak, resident_bytes())
+    begin = time.perf_counter()
+    yield result.update
     # ``finish`` was not called: the result existed already.
     if not result:
         return
     finished = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     seconds = round(time.perf_counter() - begin, 3)
-    entry = JournalEntry(stage, finished, seconds, peak_bytes=peak, version=__version__, **result)
+    entry = JournalEntry(stage, finished, seconds, version=__version__, **result)
     with may_be_missing("the journal"):
         # Written again as a whole: objects cannot be appended to, and a kill would leave half a line.
         lines = [*_read(store).splitlines(), msgspec.json.encode(entry)]

@@ -40,7 +40,6 @@ def test_the_argument_is_a_store_its_shards_or_a_command(store: Path) -> None:
     for mode, location, *options in (
         ("exact", store),
         ("exact", store / "shards"),
-        ("exact", f"file://{store}"),
         ("stream", f"pipe:cat {store}/shards/{{name}}"),
         ("games", store, "--mode", "games"),
         ("stream", store, "--mode", "stream"),

@@ -123,7 +123,6 @@ def read(source, start=0, stop=None, size=None):
 def test_a_location_may_be_a_path_or_an_address():
     for location, source in (
         ("a:b/c", Path("a:b/c")),
-        ("file:///a/b%20c", Path("/a/b c")),
         ("https://host/shards/", "https://host/shards/{name}"),
         ("http://host/{name}?key=1", "http://host/{name}?key=1"),
     ):

@@ -173,7 +173,6 @@ def test_every_stage_writes_a_line(whole_store, trmph_store, copy_store):
         paths = [path for path in (store / folder).rglob("*.*") if path.suffix != ".md"]
         assert line["bytes"] == sum(path.stat().st_size for path in paths)
         assert line["positions"] == Store.open(store).manifest.counts["positions"]
-        assert line["peak_bytes"] > 10_000_000  # Python with Arrow and DuckDB needs more
         assert line["seconds"] > 0
         assert (line["version"], line["resumed"]) == (__version__, False)
         age = datetime.now(UTC) - datetime.fromisoformat(line["finished"])
