@@ -39,7 +39,7 @@ class ListedNames(ABCMeta):
     """Metaclass whose classes list in ``dir`` and ``help`` what users call: no private and special names."""
 
     def __dir__(cls) -> list[str]:
-        return [name for name in super().__dir__() if name[0] != "_" or name in ("__iter__", "__len__")]
+        return [name for name in super().__dir__() if name[0] != "_"]
 
 
 class EpochLoader(metaclass=ListedNames):

@@ -46,10 +46,9 @@ from hexdata.store import Store
 class Loader(EpochLoader):
     """Iterable over batches of a split, as NumPy arrays, in an order determined by the seed and the epoch.
 
-    Each iteration delivers the rest of the current epoch and then advances ``epoch``; if no batches are left,
-    it delivers the next epoch. After a loop was left early, the next one continues with the next batch. A
-    loader can be pickled; the copy shares the positions in memory. A method that raises an error has not
-    changed the loader.
+    Each iteration delivers the rest of the current epoch, of ``len(loader)`` batches, and then advances
+    ``epoch``; if no batches are left, it delivers the next epoch. A loader can be pickled; the copy shares the
+    positions in memory. A method that raises an error has not changed the loader.
 
     Example::
 
@@ -58,16 +57,14 @@ class Loader(EpochLoader):
             train(batch["board"], batch["policy"], batch["value"])
 
     Args:
-        store: Directory of a store, or of shards with their ``manifest.json``, on disk or in an object store
-            (``"s3://bucket/store"``); or the URL of a folder of shards on a web server; or a command that
-            prints a shard (``"pipe:cat /data/{name}"``). Games mode requires a store.
+        store: Folder of a store or of shards, on disk, in an object store (``"s3://bucket/store"``) or, for
+            shards, on a web server; or a command that prints a shard (``"pipe:cat /data/{name}"``).
         split, batch_size, ...: Options, which ``help(hexdata.loader.LoaderOptions)`` describes.
 
     Attributes:
         options: The options, ``LoaderOptions``.
         board_size: Board size n.
-        manifest: The manifest of the selected shards; None in games mode.
-        games: The table of the games and other positions of the split; None in the other modes.
+        manifest, games: The manifest of the selected shards; in games mode, the table of the games instead.
 
     Raises:
         ConfigError: An option or a split is invalid, or the position was changed during an iteration.
@@ -205,13 +202,7 @@ class Loader(EpochLoader):
     # --- position -------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int, batch: int = 0, *, where: str | EllipsisType | None = ...) -> None:
-        """Start the next iteration at a batch of ``epoch``.
-
-        Args:
-            epoch: Epoch, counted from 0, at most 2^61.
-            batch: Index of the first batch (default 0). Otherwise the epoch has no digest.
-            where: Condition from this epoch on; None: all positions (default ``...``: it does not change).
-        """
+        """Start the next iteration at a batch of an epoch; ``where``, if given, is the condition from then on."""
         # A copy is changed and checked first, so that this loader stays as it was after an error.
         changed = self if where is ... else self._with_where(where)
         super(Loader, changed).set_epoch(epoch, batch)
@@ -229,10 +220,10 @@ class Loader(EpochLoader):
         return make_state(self.options, self._identity(), position, self._first_where)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume at a state. Its rank and world size may differ if the global batch is the same.
+        """Resume at a state, with the condition ``where`` that ``set_epoch`` had set.
 
-        If ``set_epoch`` had changed the condition ``where``, it is changed in the same way. In games mode, a
-        state saved between two epochs remains valid when games are added to the store.
+        Its rank and world size may differ if the global batch is the same. In games mode, a state saved
+        between two epochs remains valid when games are added to the store.
         """
         # As in set_epoch: the copy is checked, then takes effect as a whole.
         changed = self._with_where(where_of_state(state, self.options.where, self._first_where))
