@@ -47,8 +47,8 @@ class Loader(EpochLoader):
     """Iterable over batches of a split, as NumPy arrays, in an order determined by the seed and the epoch.
 
     Each iteration delivers the rest of the current epoch, of ``len(loader)`` batches, and then advances
-    ``epoch``; if no batches are left, it delivers the next epoch. A loader can be pickled; the copy shares the
-    positions in memory. A method that raises an error has not changed the loader.
+    ``epoch``; if no batches are left, it delivers the next epoch. A loader can be pickled; the copy shares
+    the positions in memory. A method that raises an error has not changed the loader.
 
     Example::
 
@@ -202,7 +202,7 @@ class Loader(EpochLoader):
     # --- position -------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int, batch: int = 0, *, where: str | EllipsisType | None = ...) -> None:
-        """Start the next iteration at a batch of an epoch; ``where``, if given, is the condition from then on."""
+        """Start the next iteration at a batch of an epoch; ``where``, if given, selects positions from then."""
         # A copy is changed and checked first, so that this loader stays as it was after an error.
         changed = self if where is ... else self._with_where(where)
         super(Loader, changed).set_epoch(epoch, batch)
