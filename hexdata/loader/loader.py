@@ -202,7 +202,7 @@ class Loader(EpochLoader):
     # --- position -------------------------------------------------------------------------------------
 
     def set_epoch(self, epoch: int, batch: int = 0, *, where: str | EllipsisType | None = ...) -> None:
-        """Start the next iteration at a batch of an epoch; ``where``, if given, selects positions from then."""
+        """Start the next iteration at a batch of an epoch; ``where``, if given, selects positions from it."""
         # A copy is changed and checked first, so that this loader stays as it was after an error.
         changed = self if where is ... else self._with_where(where)
         super(Loader, changed).set_epoch(epoch, batch)
