@@ -131,8 +131,8 @@ def find_bad_row(name: str, array: Array, board_size: int, rows: int | None = No
         wrong = (array >= rows) | (np.diff(array.astype(np.int64), prepend=-1) <= 0)
         return _first(wrong, array, f"strictly ascending rows below {rows}")
     if rows is not None and name == "position_id":
-        # Sorting finds a repetition; the unsorted array then tells its row.
-        ordered = np.sort(array)
+        # Sorting finds a repetition; the unsorted array then tells its row. Half the bytes take half the time.
+        ordered = np.sort(array.astype(np.min_scalar_type(array.max(initial=0))))
         repeated = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(repeated):
             row = int(np.flatnonzero(array == repeated[0])[1])
@@ -170,8 +170,8 @@ def _find_outside(name: str, values: Array, n: int) -> BadRow | None:
         return None
     # Limits of cells depend on the board, see Field.
     high = high if high > 0 else n * n + high
-    # Without arrays of booleans, which most fields do not need. NaN is not within the limits.
-    if not len(values) or (values.min() >= low and values.max() <= high):
+    # Most fields need no arrays of booleans. NaN is not within the limits.
+    if not len(values) or (values.max() <= high and values.min() >= low):
         return None
     right = (values >= low) & (values <= high)
     if null is not None:

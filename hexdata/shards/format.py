@@ -217,7 +217,7 @@ def parse_blocks(
         padding = -at % tarfile.BLOCKSIZE
         data = read(size + padding)
         # The padding is covered by no checksum of tar, and could hide other bytes.
-        if len(data) < size + padding or any(data[size:]):
+        if len(data) < size + padding or bytes(data[size:]) != bytes(padding):
             raise broken_shard(_ALTERED, path, name, "other bytes after the numbers", "zeros")
         at += padding
         block[field] = np.frombuffer(data, dtype, math.prod(shape)).reshape(shape)
