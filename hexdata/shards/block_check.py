@@ -131,7 +131,7 @@ def find_bad_row(name: str, array: Array, board_size: int, rows: int | None = No
         wrong = (array >= rows) | (np.diff(array.astype(np.int64), prepend=-1) <= 0)
         return _first(wrong, array, f"strictly ascending rows below {rows}")
     if rows is not None and name == "position_id":
-        # Sorting finds a repetition; the unsorted array then tells its row. Half the bytes take half the time.
+        # Sorting finds a repetition; the unsorted array then tells its row. Fewer bytes take less time.
         ordered = np.sort(array.astype(np.min_scalar_type(array.max(initial=0))))
         repeated = ordered[1:][ordered[1:] == ordered[:-1]]
         if len(repeated):
