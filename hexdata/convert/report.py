@@ -33,15 +33,12 @@ _NOTES_OF_COUNTS: Final = {
 def notes_of_header(kind: str, header: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on what a reader of another format than that of the legacy tool states in the header."""
     # Objects, unless the header is one that a reader of another package states.
-    changes, unread, counts = (
-        found if isinstance(found := header.get(name), dict) else {}
-        for name in ("run_changes", "run_unread", "counts")
+    changes, counts = (
+        found if isinstance(found := header.get(name), dict) else {} for name in ("run_changes", "counts")
     )
     for name, values in changes.items():
         found = ", ".join("none" if value is None else str(value) for value in values)
         yield f"several values of {name}, so the column is null: {found}"
-    for name, lines in unread.items():
-        yield f"lines that state no {name}, so they are not used: {', '.join(map(repr, lines))}"
     for name, (unit, note) in _NOTES_OF_COUNTS.items():
         if counts.get(name) and kind in (*GAME_FORMATS, "alphazero", "selfplay-games"):
             yield note.format(count_of(counts[name], unit))

@@ -94,7 +94,8 @@ class GunzipFile(io.RawIOBase):
         """Read up to ``len(buffer)`` bytes into a writable buffer and return their number.
 
         Raises:
-            FormatError: As for :meth:`read`.
+            FormatError: "truncated", "corrupt-gzip", "limit-size" or "limit-ratio".
+            OSError: The file below cannot be read.
         """
         view = memoryview(buffer).cast("B")
         while not self._text:
@@ -112,20 +113,8 @@ class GunzipFile(io.RawIOBase):
         view[:count], self._text = self._text[:count], self._text[count:]
         return count
 
-    def read(self, size: int = -1) -> bytes:
-        """Return at most ``size`` decompressed bytes, none at the end; all the rest if ``size`` is negative.
-
-        Raises:
-            FormatError: "truncated", "corrupt-gzip", "limit-size" or "limit-ratio".
-            OSError: The file below cannot be read.
-        """
-        if size < 0:
-            return self.readall()
-        buffer = memoryview(bytearray(min(size, _OUTPUT)))
-        return bytes(buffer[: self._read(buffer)])
-
     def _read(self, view: memoryview) -> int:
-        """Read decompressed bytes into a buffer and return their number. Raises as :meth:`read`."""
+        """Read decompressed bytes into a buffer and return their number."""
         count = 0
         try:
             while count < len(view) and self._damage is None:

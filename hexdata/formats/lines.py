@@ -126,7 +126,7 @@ class LineReader(GameReader):
     """Reader of a file with one game per line, blank lines, and comment lines as of ``is_comment``.
 
     A format implements :meth:`read_line`. Comment lines that state facts of the run, such as ``# Model: x``,
-    are in ``header`` under "run", "run_changes" and "run_unread", as ``RunHeader.as_json`` describes.
+    are in ``header`` under "run" and "run_changes", as ``RunHeader.as_json`` describes.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:

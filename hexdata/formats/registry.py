@@ -24,7 +24,7 @@ from hexdata.errors import ConfigError, FormatError
 from hexdata.formats import alphazero, katago, legacy, lines, playhex, sgf, trmph
 from hexdata.formats.checked import CheckedReader
 from hexdata.formats.games import GameReader
-from hexdata.formats.gunzip import GunzipFile, GunzipLimits, has_lines, is_utf16
+from hexdata.formats.gunzip import GunzipFile, GunzipLimits, has_lines
 from hexdata.formats.source import OWN_READER, FilePart, FileReader, SourceFormat
 from hexdata.storage import AnyPath, storage_of
 
@@ -150,8 +150,6 @@ def open_source(
         OSError: The file cannot be opened.
     """
     head, content = _head(path) if content is None else (content[:_HEAD_BYTES], content)
-    if part is None and is_utf16(head):
-        head = head.decode("utf-16", "replace").encode()  # as the readers of texts do
     head = head.removeprefix(codecs.BOM_UTF8)
     usable = (each for each in source_formats() if each.appendable or part is None)
     found = next((e for e in usable if (e.name == format if format else _matches(e, head, path.name))), None)

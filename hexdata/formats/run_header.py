@@ -19,8 +19,6 @@ _SEPARATED: Final = re.compile(r"([A-Za-z][A-Za-z _-]{0,40}?)\s*[:=]\s*(\S.*)")
 _SPACED: Final = re.compile(r"([A-Za-z][A-Za-z _-]{0,40}?)\s+(\S+)")
 _TITLE: Final = re.compile(r"\S.*? - (\d{4}-\d\d-\d\d)T[0-9:.+Z-]{5,30}")
 """First line of a header, such as ``# Self-play games - 2025-09-08T12:11:06.123456``."""
-_MAY_BE_MEANT: Final = re.compile(r"[:=](?!\s*(?:none|unknown)$)", re.IGNORECASE)
-"""Matches a line that states a value, but not one that states that there is none."""
 _NONE: Final = ("none", "unknown")
 _MAX_VALUE: Final = 512
 """Longer values are not used; a path has at most 4,096 bytes, but real ones have about 100."""
@@ -93,7 +91,6 @@ class RunHeader:
     def __init__(self) -> None:
         self._current: dict[str, Any] = {}
         self._values: dict[str, dict[Any, None]] = {fact: {} for fact in _FACTS}  # of games, in order
-        self._unread: dict[str, list[str]] = {}
         self._changed = True
         self._has_comments = False
 
@@ -109,10 +106,6 @@ class RunHeader:
         fact, value = ("date", iso_date(title[1])) if title else _fact(text)
         if value is not None:
             self._current[fact] = value
-        elif fact in (*_NUMBERS, "date") and _MAY_BE_MEANT.search(text):
-            texts = self._unread.setdefault(fact, [])
-            if text not in texts and len(texts) < _MAX_VALUES:
-                texts.append(text)
         self._changed = True
 
     def begin_game(self) -> None:
@@ -130,15 +123,14 @@ class RunHeader:
         Returns:
             ``run``: the facts that hold for all games of the file; of a file without games, those of its last
             header. ``run_changes``: for each other fact, the values in the order of the file, null for games
-            without a value. ``run_unread``: lines such as ``Temperature: hot``, which state no number or
-            date, by fact. Each key exists only if it has items.
+            without a value. Each key exists only if it has items.
         """
         if not self._has_comments:  # nearly all small files
             return {}
         listed = {fact: [*values][:_MAX_VALUES] for fact, values in self._values.items()}
         changes = {fact: values for fact, values in listed.items() if len(values) > 1}
         run = {fact: values[0] for fact, values in listed.items() if len(values) == 1 and values != [None]}
-        items = {"run": run, "run_changes": changes, "run_unread": self._unread}
+        items = {"run": run, "run_changes": changes}
         if not any(listed.values()):  # no game
             items["run"] = self._current
         return {key: facts for key, facts in items.items() if facts}
