@@ -17,7 +17,7 @@ from hexdata.checks import check_fields, check_seed
 from hexdata.demo.games import make_games
 from hexdata.engine import LOCAL
 from hexdata.errors import ConfigError, StoreError
-from hexdata.formats.legacy.writer import write_legacy
+from hexdata.formats.legacy import DIALECTS, write_legacy
 from hexdata.formats.trmph import TrmphReader, write_trmph
 from hexdata.games.findings import TIER_SIZES
 from hexdata.json_models import Count
@@ -36,8 +36,6 @@ FOLDER: Final = "the folder of a demo"
 """Name of the folder in error messages."""
 LAYOUTS: Final = ("v1-tuples", "v2-dicts", "v2-enums", "trmph")
 """Subfolders of a demo; each contains ``FILES_PER_LAYOUT`` files with different games."""
-DIALECTS: Final = {"v1-tuples": "tuples", "v2-dicts": "dicts", "v2-enums": "enums"}
-"""Pickle dialect of each layout."""
 FILES_PER_LAYOUT: Final = 2
 
 PROCESSED_AT: Final = "2025-09-08T12:00:00.000000"
@@ -199,7 +197,7 @@ def _write(file: _File, folder: Path, scratch: Path) -> int:
             cast("BinaryIO", target),
             _processed(raw, file),
             board_size=BOARD_SIZE,
-            dialect=DIALECTS[file.layout],
+            dialect=DIALECTS[file.layout[3:]],  # after "v1-" or "v2-"
             header=_header(file, positions),
             level=1,
         )

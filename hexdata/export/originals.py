@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hexdata.errors import StoreError
+from hexdata.formats.legacy import DIALECTS
 from hexdata.formats.source import raw_batch
 from hexdata.games.convention import convert_values
 from hexdata.games.findings import with_columns
@@ -108,7 +109,7 @@ class Original:
     def dialect(self) -> Any:
         """The dialect of the legacy examples; for raw games, the dialect that the legacy tool wrote."""
         if self.is_raw:
-            return "dicts"
+            return DIALECTS["dicts"]
         if "dialect" not in self.header:
             hint = "Convert the sources into a new store."
             raise StoreError(f"the header of source {self.source_id} has no dialect", hint=hint)

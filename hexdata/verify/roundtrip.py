@@ -218,9 +218,9 @@ def _compare_source(store: Store, source: Original, original: SourceReader, writ
         stored = map(_comparable, source.batches())
         done = _compare_positions(map(_comparable, accepted), stored)
     else:
-        with add_path_to_error(written):
+        with add_path_to_error(written), written.open("wb") as file:
             write_legacy(
-                written,
+                file,
                 source.batches(masked=True),
                 board_size=source.board_size or 0,
                 dialect=source.dialect,

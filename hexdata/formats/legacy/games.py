@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -41,17 +42,13 @@ _RESERVED: Final = ("continues", "convention", "counts", "run", "sidecar", "stat
 """Keys of the header that hexdata writes. A key of the file with the same name is stored with a prefix."""
 
 
-def has_games(path: AnyPath, limits: LegacyLimits = DEFAULT_LIMITS) -> bool:
+def has_games(path: AnyPath) -> bool:
     """Return whether a pickle has a top-level list ``games`` before any list ``examples``.
 
     Reads the file up to the beginning of the list. A file that cannot be read so far has none.
-
-    Args:
-        path: The file, gzipped or plain.
-        limits: Limits on the resources that the file may use.
     """
-    with GunzipFile(storage_of(path).open(), limits, salvage=True) as file:
-        unpickler = Unpickler(PickleStream(file, limits))
+    with GunzipFile(storage_of(path).open(), DEFAULT_LIMITS, salvage=True) as file:
+        unpickler = Unpickler(PickleStream(file))
         with suppress(HexdataError):  # the reader of the file reports the error
             next(unpickler.run(), None)  # the first yield is at the beginning of the list
         return unpickler.key == "games"
@@ -184,9 +181,7 @@ def _read_moves(game: GameRecord, final: str, positions: list[str]) -> None:
         raise FormatError("a game without moves", Reason.NO_MOVES, expected="#13,a1b2c3")
     moves = parse_moves(line.moves, n)
     check_no_repeats(moves, n)
-    expected = [f"#{n},"]
-    for move in moves[:-1].tolist():
-        expected.append(expected[-1] + cell_name(move, n))
+    expected = [*accumulate((cell_name(move, n) for move in moves[:-1].tolist()), initial=f"#{n},")]
     # There may be an address before the "#", which is not compared.
     if [text[text.find("#") :] for text in positions] != expected:
         raise FormatError("moves are not the positions of final_trmph", Reason.GAME_MISMATCH)

@@ -116,8 +116,6 @@ class LegacyReader(FileReader):
         """
         try:
             for examples in self._unpickler.run():
-                if self._unpickler.key == "games":
-                    raise FormatError("a self-play file of games, not of examples")
                 for example in examples:
                     yield example, 1, self._unpickler.weight // len(examples)
                 for run in self._runs.advance():

@@ -80,8 +80,8 @@ class BlockValidator:
         self.spelled: list[tuple[str, object, Int64Array]] = []
         self._first = first
         self._count = count
-        self._reasons: dict[int, tuple[Reason, str, int | None]] = {}
-        """Reason code, details and other board size of each rejected record."""
+        self._rejected: dict[int, Rejection] = {}
+        """The rejection of each rejected record, by its index in the block."""
         self._numbers: dict[str, Array] = {name: np.full(count, -1, np.int32) for name in _NULLABLE}
         self._numbers |= {"value": np.zeros(count), "game_id": np.full((count, 2), -1, np.int32)}
         self._boards: list[tuple[Int64Array, int, UInt8Array]] = []
@@ -106,7 +106,7 @@ class BlockValidator:
             detail: Details for the report.
             other_size: Its board size, if it is rejected for it.
         """
-        self._reasons.setdefault(index, (code, detail, other_size))
+        self._rejected.setdefault(index, Rejection(self._first + index, code, detail, other_size))
         self.accepted[index] = False
 
     def fill(self, groups: Iterable[ExampleGroup]) -> None:
@@ -128,7 +128,7 @@ class BlockValidator:
 
         If the file has had no usable board yet, the batch has no rows, and its boards are 0 bytes wide.
         """
-        keep = slice(None) if not self._reasons else np.flatnonzero(self.accepted)  # a slice does not copy
+        keep = slice(None) if not self._rejected else np.flatnonzero(self.accepted)  # a slice does not copy
         size = self.board_size or 0
         schema = raw_schema(size)
         packed = np.zeros((self._count, board_bytes(size)), np.uint8)
@@ -146,7 +146,7 @@ class BlockValidator:
             codes = self._codes[name][keep]
             values = pa.concat_arrays([pa.nulls(0, kind), *parts])
             columns[name] = values.take(pa.array(codes, mask=codes < 0))
-        rejected = [Rejection(self._first + index, *self._reasons[index]) for index in sorted(self._reasons)]
+        rejected = sorted(self._rejected.values(), key=lambda each: each.record)
         return raw_batch(size, (), packed[keep], columns), rejected
 
     def _reject(

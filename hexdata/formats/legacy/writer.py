@@ -10,9 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
 import numpy as np
@@ -62,11 +60,11 @@ _MEMO: Final = 1 << 16
 
 
 def write_legacy(
-    target: str | Path | BinaryIO,
+    target: BinaryIO,
     batches: Iterable[pa.RecordBatch],
     *,
     board_size: int,
-    dialect: str | Mapping[str, object],
+    dialect: Mapping[str, object],
     header: Mapping[str, object],
     level: int = 6,
     all_metadata: bool = False,
@@ -74,11 +72,11 @@ def write_legacy(
     """Write a gzipped pickle of protocol 4, without a time stamp.
 
     Args:
-        target: Open binary file, or path. A path is written in place, so pass a temporary one.
+        target: Open binary file.
         batches: Batches of ``schema.raw_schema(board_size)``, in order. Values are written unchanged. An
             example whose ``metadata`` contains spellings is written with these.
         board_size: Cells along an edge.
-        dialect: Name in :data:`DIALECTS`, or ``header["dialect"]`` of a reader.
+        dialect: One of :data:`DIALECTS`, or ``header["dialect"]`` of a reader.
         header: The other top-level keys, as in the header of a reader; ``dialect`` is ignored. Keys that
             follow the examples are read after the last batch, so they may be added until then.
         level: Level of gzip compression, 1 to 9. Default 6.
@@ -91,15 +89,10 @@ def write_legacy(
     Raises:
         InputError: A spelling is unknown, or a value of the metadata or the header cannot be written.
     """
-    if isinstance(dialect, str):
-        dialect = DIALECTS[dialect]
     examples = _Examples(board_size, dialect, all_metadata=all_metadata)
     write = _Opcodes()
     count = 0
-    with ExitStack() as stack:
-        if isinstance(target, str | Path):
-            target = stack.enter_context(Path(target).open("wb"))
-        out = stack.enter_context(_gzip(target, level))
+    with _gzip(target, level) as out:
         # Keys that preceded the examples in the source precede them again, in the same order.
         before = _items(header)[: cast("int", dialect.get("examples", 0))]
         out.write(b"\x80\x04}(" + write.items(before) + write.value("examples") + b"]")
