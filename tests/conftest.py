@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import json
 import multiprocessing.util
@@ -74,6 +75,17 @@ StoreBytes = Callable[[Path], dict[str, str]]
 WriteOddStore = Callable[..., Path]
 CopyStore = Callable[..., Path]
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while tests are imported, a fifth of that time, nor later look for it among them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="module")
