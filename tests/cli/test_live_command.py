@@ -81,7 +81,9 @@ def test_the_metrics_match_the_batches(directory: Path, tmp_path: Path) -> None:
     assert last(directory, "--config", config, *SMALL, "--batches", 3)["positions"] == 48
 
 
-def test_a_run_ends_with_its_input_its_time_or_ctrl_c(directory: Path, tmp_path: Path) -> None:
+def test_a_run_ends_with_its_input_its_time_or_ctrl_c(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live = LiveOptions(val=0.0, test=0.0, pool_size=30, reservoir=100, batch_size=32, watch=False)
     found = run_live_trial(directory, live.with_stage("ShufflingChunkPool", passes=2))
     unpacked = found.stages[4]["counts"]
@@ -94,6 +96,7 @@ def test_a_run_ends_with_its_input_its_time_or_ctrl_c(directory: Path, tmp_path:
     assert (found.ended, found.batches, found.pairs) == ("seconds", 0, None)
     assert found.seconds >= 0.2
     assert all(each.ended is None for each in shown)
+    monkeypatch.setitem(run_live_trial.__kwdefaults__, "every", 0.1)
     _, out, err = run(tmp_path, *SMALL, "--seconds", 1.5)
     for text in (found.waiting, out, err):
         assert text is not None

@@ -46,21 +46,27 @@ class Page:
             with error:
                 return error.code, error.headers, error.read()
 
-    def get(self, path: str, **facts: Any) -> Any:
-        """Return the JSON of a successful answer; that of a list when it is complete."""
+    def answer(self, path: str, **facts: Any) -> tuple[int, Any]:
+        """Return the status and the JSON of an answer; those of a list when it is complete or has failed."""
         for _ in range(15_000):
             status, _, body = self.request(path, **facts)
-            assert status == 200, body
-            if (content := json.loads(body)).get("complete", True):
-                return content
+            content = json.loads(body)
+            if status != 200 or content.get("complete", True):
+                return status, content
             time.sleep(0.02)
         raise AssertionError("the list is not finished")
 
+    def get(self, path: str, **facts: Any) -> Any:
+        """Return the JSON of a successful answer."""
+        status, content = self.answer(path, **facts)
+        assert status == 200, content
+        return content
+
     def errors(self, path: str, **facts: Any) -> list[str]:
         """Return the lines of an error."""
-        status, _, body = self.request(path, **facts)
-        assert status in (400, 404), body
-        return json.loads(body)["error"]
+        status, content = self.answer(path, **facts)
+        assert status in (400, 404), content
+        return content["error"]
 
 
 @pytest.fixture(scope="session")
