@@ -42,6 +42,7 @@ def info(store: AnyPath | None = None, json: bool = False) -> None:
         output.line(f"optional columns: {', '.join(facts.targets)}")
     if facts.input_order:
         output.line(f"order of the input: {facts.input_order.text}")
+        output.line(f"  {facts.input_order.meaning}")
     output.line(
         f"{count_of(facts.files, 'file')}, {format_bytes(facts.bytes)}, schema version {facts.schema_version}"
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Final, Literal
 
@@ -53,6 +53,7 @@ _STONES: Final = 10
 _ADVICE: Final = (
     "Train with the loader, which draws a random order of all positions in every epoch, or shuffle the store."
 )
+_OF_SHUFFLED: Final = "The shuffled files have another order; `hexdata verify` compares it with a random one."
 _TEXTS: Final = {
     "random": "as good as random",
     "games": "game after game",
@@ -108,6 +109,11 @@ def measure_input_order(store: Store, *, memory: int = 256 << 20, threads: int |
         StoreError: A file cannot be read.
         BudgetError: The memory is too small.
     """
+    found = _measure(store, memory, threads or min(4, default_workers()))
+    return replace(found, meaning=_OF_SHUFFLED) if "shuffle" in store.manifest.stages else found
+
+
+def _measure(store: Store, memory: int, threads: int) -> InputOrder:
     total = store.manifest.counts["positions"]
     if total < _FEWEST:
         return _result("unknown", text=f"unknown: {count_of(total, 'position')} are too few")
@@ -124,7 +130,7 @@ def measure_input_order(store: Store, *, memory: int = 256 << 20, threads: int |
     step = total // _SAMPLED + 1
     with (
         translate_errors(store.path),
-        duckdb_session(memory=memory, threads=threads or min(4, default_workers()), store=store.path) as con,
+        duckdb_session(memory=memory, threads=threads, store=store.path) as con,
     ):
         rows = con.sql(
             f"SELECT value::DOUBLE AS value{board} FROM {files} WHERE {parts} ORDER BY position_id"

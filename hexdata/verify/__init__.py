@@ -178,7 +178,7 @@ def _checks(
     yield "position values", partial(check_position_values, store)
     # The measurement locates positions by their ids, so these must be valid.
     if result.ok and positions:
-        yield "input order", lambda: measure_input_order(store, **limits).text
+        yield "input order", lambda: "{0.text}. {0.meaning}".format(measure_input_order(store, **limits))
 
     for stage in STAGES:
         if stage in manifest.stages and stage != "convert":

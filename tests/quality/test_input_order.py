@@ -124,6 +124,12 @@ def test_folders_of_different_orders_are_named(examples: list[dict[str, Any]], t
     assert "raw: game after game" in found.text
     bad = write(tmp_path / "alone", in_windows(examples, 300, rng))
     assert order_of(bad).width == pytest.approx(600, rel=0.3), "narrow windows"
+    # What it means and what to do is said too, as long as the store is not shuffled.
+    for shuffled in (False, True):
+        for command in ("info", "verify"):
+            said = " ".join(hexdata_run(command, tmp_path / "store of alone").out.split())
+            assert ("or shuffle the store" in said) is not shuffled
+        assert hexdata_run("shuffle", tmp_path / "store of alone").status == 0
 
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs files of the legacy tool")
