@@ -34,6 +34,7 @@ from hexdata.store.session import (
     check_length,
     read_parquet_sql,
 )
+from hexdata.text import printable
 
 KEYS: Final = {"games": "game_id", "positions": "position_id"}
 """The tables that can be listed, with their keys."""
@@ -229,12 +230,14 @@ class OpenStore:
         self._lock, self._slots = threading.Lock(), threading.Semaphore(_RUNNING)
 
     def query(self, text: str, **values: object) -> list[dict[str, Any]]:
-        """Return the rows of a query of hexdata's over the views of the store."""
+        """Return the rows of a query of hexdata's over the views of the store, with printable texts."""
         with closing(self.con.cursor()) as cursor:
             try:
                 found = cursor.execute(text, values)
                 names = [column[0] for column in found.description]
-                return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+                # A name from a stranger could change the direction of the text around it.
+                rows = ([printable(v) if isinstance(v, str) else v for v in row] for row in found.fetchall())
+                return [dict(zip(names, row, strict=True)) for row in rows]
             except QUERY_ERRORS as error:
                 raise query_error(str(error), prefix_of(self.store.path.resolve())) from error
 

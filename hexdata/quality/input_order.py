@@ -53,7 +53,7 @@ _STONES: Final = 10
 _ADVICE: Final = (
     "Train with the loader, which draws a random order of all positions in every epoch, or shuffle the store."
 )
-_OF_SHUFFLED: Final = "The shuffled files have another order; `hexdata verify` compares it with a random one."
+_OF_SHUFFLED: Final = "The shuffled files have another order, which verify compares with a random one."
 _TEXTS: Final = {
     "random": "as good as random",
     "games": "game after game",

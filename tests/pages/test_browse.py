@@ -8,6 +8,7 @@ from collections import Counter
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,10 @@ from hexdata.sql import run_query
 from hexdata.store import Store
 from hexdata.store.parquet import ParquetRows, write_parquet
 from tests.pages.conftest import SIZE, Page
+from tests.verify.altered import Altered
+
+if TYPE_CHECKING:
+    from tests.conftest import CopyStore
 
 pytest.importorskip("uvicorn")
 
@@ -315,3 +320,11 @@ def test_the_tree_counts_positions_up_to_symmetry(tmp_path: Path, page: Page) ->
     assert node["games"] == 45 == sum(branch["games"] for branch in node["branches"]) == sum(node["won"])
     branch = node["branches"][0]
     assert page.get("api/openings", moves=branch["move"])["games"] == branch["games"] >= 2
+
+
+def test_no_name_changes_the_direction_of_writing(demo_store: Path, copy_store: CopyStore) -> None:
+    store = Altered(copy_store(demo_store))
+    store.cell("sources/part-000000.parquet", "name", 0, "a\u202eb.trmph")
+    with serving(store.path) as address:
+        first, *_ = Page(address).get("api/list")["rows"]
+    assert first["source"] == "a\\u202eb.trmph"
