@@ -1,4 +1,4 @@
-"""Options classes, and the options of a shuffle, each declared once with its description and check.
+"""Options classes, and the options of ranks and of a shuffle, each declared once with its description.
 
 From the fields of ``ShuffleOptions`` and its docstring follow the keys of a config, the options of ``hexdata
 shuffle`` and their table in the documents. No slow library is imported here, so that ``--help`` is fast.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, TypeVar, cast, get_args, get_type_hints
 
-from hexdata.checks import check_choice, check_fields, check_seed
+from hexdata.checks import check_choice, check_count, check_fields, check_seed
 from hexdata.errors import BudgetError, ConfigError
 
 T = TypeVar("T")
@@ -62,6 +62,40 @@ def with_fields(function: Callable[..., None], kind: type) -> Callable[..., None
     ]
     run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
     return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedOptions:
+    """Options of what shares batches between ranks, and a seed.
+
+    Attributes:
+        batch_size: Positions per batch of this rank.
+        seed: Seed of all random draws: any integer.
+        rank: Rank of this process.
+        world_size: Number of ranks.
+
+    Raises:
+        ConfigError: An option has an invalid value.
+    """
+
+    batch_size: int = 1024
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self, {"batch_size": 1, "world_size": 1, "rank": 0})
+        if self.rank >= self.world_size:
+            raise ConfigError(f"rank {self.rank} must be below world_size {self.world_size}")
+        # Each may be in range while the product is not.
+        check_count("batch_size * world_size", self.global_batch, 1)
+        # The dataclass is frozen, but states and messages need the checked value as a Python int.
+        object.__setattr__(self, "seed", check_seed(self.seed))
+
+    @property
+    def global_batch(self) -> int:
+        """Number of positions per step, over all ranks."""
+        return self.batch_size * self.world_size
 
 
 # --- the shuffle --------------------------------------------------------------------------------------

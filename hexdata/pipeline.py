@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 from hexdata.cards import CARDS
 from hexdata.checks import check_location, unusable
@@ -140,9 +139,9 @@ class Config:
 
 
 _SECTIONS: Final[dict[str, type[Any]]] = {
-    name: typing.get_args(hint)[0] for name, hint in typing.get_type_hints(Config).items() if name != "store"
+    name: get_args(hint)[0] for name, hint in get_type_hints(Config).items() if name != "store"
 }
-"""The classes of the sections, by the key of the config."""
+"""The classes of the sections, by the key of the config: of the engine, and of the stages in their order."""
 
 
 def load_config(path: str | Path) -> Config:
@@ -302,12 +301,12 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
     engine_options = config.engine or EngineOptions()
     with translate_errors(root), open_engine(engine_options.name, engine_options.address) as engine:
         # In the order of the stages, not of the file: each reads what those before it have written.
-        for name in _STAGES:
+        for name in _SECTIONS:
             start = time.perf_counter()
             path: object = None
             made: Any
             match section := getattr(config, name):
-                case None:
+                case None | EngineOptions():
                     continue
                 case DemoSection():
                     made, path = make_legacy(section.folder, section, progress), section.folder
@@ -361,10 +360,6 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
         if quality is None and "shuffle" in manifest.stages and not manifest.removed_buckets:
             quality = measure_quality(store)
     return RunResult(store, stages, shuffled, quality, verdict)
-
-
-_STAGES: Final = ("demo", "convert", "shuffle", "export", "pickles", "verify", "load", "report")
-"""The sections that are stages, in the order in which they run."""
 
 
 def _size_of(location: str) -> int:

@@ -208,8 +208,7 @@ def add_command(function: Callable[..., None]) -> None:
             group = "Options" if owner is options else owner.__name__.removesuffix("Options")
             spelled, help_text = f"--{name.replace('_', '-')}", re.sub('[`"]', "", help_text)
             help_text = re.sub(r" Default (?!None).*", "", help_text).replace("Default None:", "Default:")
-        is_option = spelled.startswith("--")
-        shown = spelled if is_option else entry["metavar"]
+        shown = spelled if spelled.startswith("--") else entry["metavar"]
         facts: dict[str, Any] = {
             "metavar": "|".join(choices) or entry["metavar"] or {int: "N", str: "TEXT"}.get(kind),
             "help": help_text,
@@ -217,7 +216,7 @@ def add_command(function: Callable[..., None]) -> None:
             # What None means is in the text of the help.
             "show_default": parameter.default is not None,
         }
-        if is_option:
+        if spelled.startswith("--"):
             names = filter(None, (spelled, entry["short"]))
             info: Any = typer.Option(*names, rich_help_panel=group, **facts)
         else:
@@ -238,13 +237,11 @@ def _parser(kind: Any, name: str) -> Callable[[Any], Any]:
 
         if text == "":  # as of an unset variable of a shell; an empty path would be the current folder
             raise ConfigError(f"{name} must not be empty")
-        try:
-            return {AnyPath: as_path, Size: parse_bytes}.get(kind, kind)(text)
-        except ValueError:
-            if kind not in (int, float):
-                raise
-            expected = "a whole number" if kind is int else "a number"
-            raise unusable(name, shortened(repr(text)), expected) from None
+        if kind in (int, float):
+            with suppress(ValueError):
+                return kind(text)
+            raise unusable(name, shortened(repr(text)), "a whole number" if kind is int else "a number")
+        return {AnyPath: as_path, Size: parse_bytes}.get(kind, kind)(text)
 
     return parse
 

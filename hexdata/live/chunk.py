@@ -100,8 +100,8 @@ class KnownFile:
     """Time of ``time.monotonic`` after the first listing that found this size and time."""
     delivered: tuple[int, int] | None = None
     """Size and time when the file was last delivered; None if it has to be delivered, again or at all."""
-    deliveries: int = 0
-    """Number of deliveries, or -1 for a file that is never delivered."""
+    deliveries: Number = 0
+    """Number of deliveries."""
     games: Number = 0
     """Number of games read, of all splits. They are the first games of the file."""
     records: Number = 0

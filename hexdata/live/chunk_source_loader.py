@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 
@@ -82,7 +82,6 @@ class ChunkSourceLoader(Transform):
         check_fields(self, {"max_positions": 1})
         if self.board_size is not None:
             check_count("board_size", self.board_size, MIN_SIZE, MAX_SIZE)
-        self._bad: deque[tuple[str, str]] = deque(maxlen=NAMED_FILES)
 
     def process(self, item: str) -> Iterable[ChunkSource | str]:
         """Read one file; return nothing for a bad file or one without new games."""
@@ -104,11 +103,12 @@ class ChunkSourceLoader(Transform):
             self.count("games", len(source.chunks))
             self.count("positions", sum(chunk.positions for chunk in source.chunks))
             # It was bad while it was being written.
-            self._bad = deque([each for each in self._bad if each[0] != printable(item)], NAMED_FILES)
+            named = self.named_files.get("bad", ())
+            self.named_files["bad"] = deque([e for e in named if e[0] != printable(item)], NAMED_FILES)
             return [source] if source.chunks else []
         self.count("bad_files")
         self.count(f"bad.{code}")
-        self._bad.append((printable(item), printable(f"{code}: {reason}")))
+        self.name_file("bad", item, f"{code}: {reason}")
         return []
 
     def read(self, name: str, known: KnownFile | None = None) -> ChunkSource:
@@ -199,17 +199,12 @@ class ChunkSourceLoader(Transform):
             self.count("other_rank", len(ranks) - len(chunks))
         return chunks
 
-    def notes(self) -> dict[str, Any]:
-        """Return the last bad files: (name, reason)."""
-        bad = list(self._bad)  # another thread may remove one meanwhile
-        return {"bad": bad} if bad else {}
-
     def wait_reason(self) -> str | None:
         """Return the counts if there is no game to pass on since the start, and the last bad file."""
         counted = [f"{name} {amount:,}" for name, amount in sorted(self.counts.items()) if amount]
         if self.counts.get("games") or not counted:
             return None
-        bad = "; {}: {}".format(*self._bad[-1]) if self._bad else ""
+        bad = "".join(f"; {name}: {fault}" for name, fault in self.notes().get("bad", [])[-1:])
         return f"no game of split {self.split} and rank {self.rank}: {', '.join(counted)}{bad}"
 
 

@@ -8,6 +8,7 @@ the loop waits 20 times as long as a listing takes, so that it uses at most a tw
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import stat
@@ -18,7 +19,7 @@ from fnmatch import translate
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from hexdata.checks import as_tuple, check_fields, check_positive
+from hexdata.checks import as_tuple, check_positive
 from hexdata.errors import ConfigError, InputError
 from hexdata.formats.registry import PATTERNS
 from hexdata.live.chunk import SCANNED, KnownFile
@@ -70,8 +71,6 @@ class FilePathProvider(Stage):
         patterns: ``fnmatch`` patterns. The name of a file has to match one of them. Default ``PATTERNS``.
         settle: Seconds without a change after which a file is complete. Default 0.5.
         watch: False to deliver only the files that exist at the start. Default True.
-        newest_files: Maximum number of files delivered from those that exist at the start: the last ones by
-            name. None (default) for all.
         pool_size: Number of games in the pool. Default 100,000.
 
     Raises:
@@ -83,7 +82,6 @@ class FilePathProvider(Stage):
     patterns: Sequence[str] = PATTERNS
     settle: float = 0.5
     watch: bool = True
-    newest_files: int | None = None
     pool_size: int = 100_000
 
     first = True
@@ -100,8 +98,7 @@ class FilePathProvider(Stage):
             raise ConfigError(f"patterns must be a list of at least one pattern, not {self.patterns!r}")
         self._matches = re.compile("|".join(map(translate, patterns))).match
         check_positive("settle", self.settle)
-        check_fields(self, {"newest_files": 0})
-        self._first_listing: float | None = None
+        self._first_listing = math.inf
         self._is_scanned = False
         """True once ``SCANNED`` was emitted."""
         self._unavailable = ""
@@ -122,8 +119,7 @@ class FilePathProvider(Stage):
             if not self.watch:
                 return
             # Existing files are unchanged for ``settle`` seconds by then, or are still being written.
-            is_first_over = self._first_listing is not None and start >= self._first_listing + self.settle
-            if is_first_over and not self._is_scanned:
+            if start >= self._first_listing + self.settle and not self._is_scanned:
                 self._is_scanned = True
                 self.put(worker, [SCANNED])
             # Not ``time.sleep``: the pipeline may stop or be suspended in the meantime.
@@ -151,15 +147,10 @@ class FilePathProvider(Stage):
         for name, current in found.items():
             file = files.setdefault(name, KnownFile())
             # The time in a state may be that of the clock of another process.
-            if file.stat != current or self._first_listing is None or file.since > now:
+            if file.stat != current or self._first_listing == math.inf or file.since > now:
                 file.stat, file.since = current, now
         names = sorted(found)  # so that the order of games does not depend on the file system
-        if self._first_listing is None:
-            self._first_listing = now
-            if self.newest_files is not None and not self._is_scanned:
-                # The older files are known but never delivered, not even after a change.
-                for name in names[: max(0, len(names) - self.newest_files)]:
-                    files[name].deliveries = files[name].deliveries or -1
+        self._first_listing = min(self._first_listing, now)
         # Missing files that were not delivered are forgotten, and missing ones before the last ``pool_size``.
         known = list(files)
         old = max(0, len(known) - self.pool_size) if has_known_file and not errors else 0
@@ -173,7 +164,7 @@ class FilePathProvider(Stage):
             wait = self.settle * 2.0 ** min(file.deliveries, _MOST_DOUBLINGS)
             # From the end of one listing to the start of another, since it is not known when each looked.
             is_due = not self.watch or (file.stat[0] > 0 and start >= file.since + wait)
-            if is_due and file.deliveries >= 0 and file.stat != file.delivered:
+            if is_due and file.stat != file.delivered:
                 complete.append(name)
         return complete
 
@@ -210,6 +201,6 @@ class FilePathProvider(Stage):
 
     def wait_reason(self) -> str | None:
         """Return that no file was delivered, now or before a restart; an unavailable directory is a note."""
-        if self._unavailable or any(file.deliveries > 0 for file in list(self.coordinator.files.values())):
+        if self._unavailable or any(file.deliveries for file in list(self.coordinator.files.values())):
             return None
         return f"no complete game file has been found; waiting for files named {' or '.join(self.patterns)}"

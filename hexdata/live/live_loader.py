@@ -130,10 +130,8 @@ class LiveLoader:
         while True:
             self._check_open()
             self._pipeline.start()  # not at creation: the caller may load a state first
-            # Until the warning, the wait also ends when the warning is due.
-            limit = start + (self.timeout if self._has_warned else min(self.timeout, self.warn_after))
             try:
-                batch = self._pipeline.take(min(max(0.0, limit - time.monotonic()), _LONGEST_WAIT))
+                batch = self._pipeline.take(min(self.warn_after, self.timeout, _LONGEST_WAIT))
             except StopIteration:
                 return
             if batch is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hexdata.batch import BatchOptions
-from hexdata.checks import check_choice, check_fields, check_location, check_seed, check_shares
+from hexdata.checks import check_choice, check_fields, check_location, check_shares
 from hexdata.config import check_arguments, check_keys, in_section, read_toml
 from hexdata.errors import ConfigError, HexdataError
 from hexdata.live.chunk_relabeller import ChunkRelabeller
@@ -25,10 +25,11 @@ from hexdata.live.shuffling_chunk_pool import ShufflingChunkPool
 from hexdata.live.shuffling_frame_sampler import ShufflingFrameSampler
 from hexdata.live.stage import Stage, find_object
 from hexdata.live.tensor_generator import TensorGenerator
+from hexdata.options import RankedOptions, describe_options
 from hexdata.schema import SPLITS, is_target
 from hexdata.storage import local_path
 from hexdata.store.commands import describe, manifest_kind
-from hexdata.text import shell_word, shortened
+from hexdata.text import shortened
 
 STAGES: Final[dict[str, type[Stage]]] = {
     stage.__name__: stage
@@ -92,8 +93,9 @@ class StageOptions:
         return found
 
 
-@dataclass(frozen=True)
-class LiveOptions:
+@describe_options
+@dataclass(frozen=True, kw_only=True)
+class LiveOptions(RankedOptions):
     """Options of a whole pipeline: those that the stages share, and the stages.
 
     Attributes:
@@ -107,9 +109,7 @@ class LiveOptions:
             then waits for new games. None for no maximum.
         reservoir: Number of positions in the reservoir. Each takes 71 bytes on a board of size 13, and 4 more
             per cell if any position has a dense policy.
-        batch_size: Number of positions per batch.
         watch: False reads only the files that exist at the start.
-        rank: Number of this process among those that share the games, from 0.
         world_size: Number of processes that share the games. Each game belongs to one of them.
         batch: Fields and options of batches.
         stages: Stages in order, from files to batches.
@@ -118,31 +118,24 @@ class LiveOptions:
         ConfigError: An option has an invalid value, or the order of the stages is invalid.
     """
 
-    seed: int = 0
     split: str | None = "train"
     val: float = 0.05
     test: float = 0.01
     pool_size: int = 100_000
     reuse: float | None = None
     reservoir: int = 1_000_000
-    batch_size: int = 1024
     watch: bool = True
-    rank: int = 0
-    world_size: int = 1
     batch: BatchOptions = field(default_factory=BatchOptions)
     stages: tuple[StageOptions, ...] = field(
         default_factory=lambda: tuple(map(StageOptions, _DEFAULT_STAGES))
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", check_seed(self.seed))
+        super().__post_init__()
         if self.split is not None:
             check_choice("split", self.split, SPLITS)
         check_shares(self.val, self.test)
-        least = {"pool_size": 1, "reservoir": 1, "batch_size": 1, "rank": 0, "world_size": 1}
-        check_fields(self, least, ["watch"])
-        if self.rank >= self.world_size:
-            raise ConfigError(f"rank {self.rank} must be below world_size {self.world_size}")
+        check_fields(self, {"pool_size": 1, "reservoir": 1}, ["watch"])
         targets = [name for name in self.batch.fields if is_target(name) and name != "policy_weight"]
         if targets:
             raise ConfigError(f"batches of live games do not contain {', '.join(targets)}")
@@ -189,9 +182,6 @@ def load_live_config(path: str | Path, *, allow_code: bool = False) -> LiveOptio
             value; the message suggests the nearest known key. Or it names code and ``allow_code`` is False.
     """
     content = read_toml(local_path(path, "a config"))
-    if "store" in content:
-        hint = f"Run `hexdata run {shell_word(str(path))}`."
-        raise ConfigError("a config of hexdata run, not of hexdata live", path=path, hint=hint)
     try:
         return _parse(content, allow_code)
     except HexdataError as error:

@@ -19,8 +19,6 @@ from hexdata.text import shortened
 MetricsByStage = Mapping[str, Mapping[str, float]]
 """Result of ``Pipeline.metrics``: metrics by stage name and metric name."""
 
-_TRAINER: Final = 3
-"""Stack level of warnings in ``Pipeline.take``: the code that iterates over a ``LiveLoader``."""
 _JOIN_SECONDS: Final = 30.0
 """Seconds for which ``close`` waits for each thread. A slow disk may delay a thread that has to end."""
 
@@ -95,7 +93,8 @@ class Pipeline:
         """
         self._check_process()
         while self.coordinator.warnings:
-            warnings.warn(self.coordinator.warnings.popleft(), stacklevel=_TRAINER)
+            # The level of the code that iterates over a ``LiveLoader``.
+            warnings.warn(self.coordinator.warnings.popleft(), stacklevel=3)
         with suppress(Stopped):
             return self.coordinator.wait_for(self.stages[-1].sink.pop, timeout, is_stage=False)
         if self.coordinator.error is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from hexdata.checks import check_fields, check_positive, check_seed
 from hexdata.errors import ConfigError, InputError
-from hexdata.live.chunk import NAMED_FILES, Chunk, ChunkSource, GameBatch, Number
+from hexdata.live.chunk import Chunk, ChunkSource, GameBatch, Number
 from hexdata.live.stage import InputEnded, Stage, Worker
 from hexdata.order import derive_key, uniform_draw
 from hexdata.text import printable
@@ -101,7 +100,6 @@ class ShufflingChunkPool(Stage):
         """The games of the window, by their numbers. None for a game whose file was missing on resuming."""
         self._is_scanned = False
         self._has_input_ended = False
-        self._missing: deque[tuple[str, str]] = deque(maxlen=NAMED_FILES)
 
     def work(self, worker: Worker) -> None:
         """Draw game batches in the first thread; receive sources in the second."""
@@ -197,7 +195,7 @@ class ShufflingChunkPool(Stage):
                     raise InputError(f"it no longer has the same {len(known):,} games")
             except (InputError, OSError) as error:
                 self.count("missing")
-                self._missing.append((printable(name), printable(str(error))))
+                self.name_file("missing", name, str(error))
                 continue
             for offset, index, _ in known:
                 self._chunks[offset] = replace(chunks[index], number=self._shuffler.lower + offset)
@@ -220,8 +218,7 @@ class ShufflingChunkPool(Stage):
         """Return the file of the ``newest`` game, and the last ``missing`` files: (name, reason)."""
         with self._lock:
             newest = next((chunk.source for chunk in reversed(self._chunks) if chunk is not None), "")
-        missing = {"missing": list(self._missing)} if self._missing else {}
-        return {"newest": printable(newest), **missing}
+        return {"newest": printable(newest), **super().notes()}
 
     def wait_reason(self) -> str | None:
         """Return that too few games were received, or that all were drawn as often as ``reuse`` allows."""

@@ -20,7 +20,8 @@ from typing import Any, ClassVar, TypeVar
 
 from hexdata.checks import check_count
 from hexdata.errors import ConfigError, FormatError, HexdataError, Reason
-from hexdata.live.chunk import KnownFile
+from hexdata.live.chunk import NAMED_FILES, KnownFile
+from hexdata.text import printable
 
 Result = TypeVar("Result")
 
@@ -213,6 +214,8 @@ class Stage(ABC):
         self.workers = [Worker(number) for number in range(check_count("threads", threads, 1))]
         self.counts: dict[str, int] = {}
         """Counts of the stage for monitoring, besides those of its queues: bad files, rejected games …"""
+        self.named_files: dict[str, deque[tuple[str, str]]] = {}
+        """Last bad or missing files, by the note that names them: (name, reason) of each."""
         self.coordinator = Coordinator()  # replaced by that of the pipeline
         self.sink = Queue(self.coordinator, 1)
         self._lock = threading.Lock()
@@ -267,7 +270,8 @@ class Stage(ABC):
 
     def notes(self) -> dict[str, Any]:
         """Return text for people, such as names of bad files and reasons; it can be stored as JSON."""
-        return {}
+        # Copies, since another thread may name a file meanwhile.
+        return {note: list(files) for note, files in self.named_files.copy().items() if files}
 
     def wait_reason(self) -> str | None:
         """Return why the stage emits nothing and what changes it, as text; None if nothing shows a reason.
@@ -281,6 +285,11 @@ class Stage(ABC):
         """Add to one of the ``counts``. Any thread may call this."""
         with self._lock:
             self.counts[name] = self.counts.get(name, 0) + amount
+
+    def name_file(self, note: str, name: str, reason: str) -> None:
+        """Keep the name of a bad or missing file for the notes, with the reason."""
+        named = self.named_files.setdefault(note, deque(maxlen=NAMED_FILES))
+        named.append((printable(name), printable(reason)))
 
     def take(self, worker: Worker, timeout: float | None = None) -> Any:
         """Return the next item of the input, waiting until one exists; None after ``timeout`` seconds.

@@ -11,14 +11,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from hexdata.checks import check_count, check_positive
 from hexdata.live.options import LiveOptions, make_pipeline
-from hexdata.live.pipeline import MetricsByStage, Pipeline
+from hexdata.live.pipeline import MetricsByStage
 
 _GAME_FIELD: Final = "game_id"
 """The field that identifies the game of each position in a batch."""
@@ -54,43 +54,6 @@ class LiveMetrics:
     ended: str | None
     """Reason of the end: ``"batches"``, ``"seconds"``, ``"input"`` or ``"interrupted"``. None while running.
     """
-
-
-class _Moment(NamedTuple):
-    """The counts of a run at one time, and the metrics of its stages."""
-
-    clock: float
-    batches: int
-    positions: int
-    pairs: int
-    metrics: MetricsByStage
-
-
-def _measure(
-    pipeline: Pipeline, start: _Moment, since: _Moment, now: _Moment, ended: str | None
-) -> LiveMetrics:
-    """Return the performance between two moments of a run that began at ``start``."""
-    # The clock of some systems may not have advanced since the last report.
-    seconds = max(now.clock - since.clock, 1e-9)
-    stages = []
-    for name, found in now.metrics.items():
-        out, busy = ((found[each] - since.metrics[name][each]) / seconds for each in ("out", "busy_seconds"))
-        queue = {each: int(found[each]) for each in _QUEUE}
-        counts = {each: found[each] for each in found if each not in (*_QUEUE, "busy", "busy_seconds")}
-        # The threads work while their times are read, so the sum may be slightly out of range.
-        busy = min(max(busy, 0.0), queue["threads"])
-        stages.append({"name": name, "busy": busy, "per_second": out, **queue, "counts": counts})
-    return LiveMetrics(
-        seconds=now.clock - start.clock,
-        batches=now.batches,
-        positions=now.positions,
-        positions_per_second=(now.positions - since.positions) / seconds,
-        pairs=now.pairs / now.batches if now.batches else None,
-        waiting=None if now.positions > since.positions else pipeline.wait_reason(),
-        stages=stages,
-        notes=pipeline.notes(),
-        ended=ended,
-    )
 
 
 def run_live_trial(
@@ -134,17 +97,42 @@ def run_live_trial(
     taken = positions = pairs = 0
     ended: str | None = None
 
-    def now() -> _Moment:
-        return _Moment(time.monotonic(), taken, positions, pairs, pipeline.metrics())
+    def moment() -> tuple[float, int, MetricsByStage]:
+        return time.monotonic(), positions, pipeline.metrics()
+
+    def measure(since: tuple[float, int, MetricsByStage]) -> LiveMetrics:
+        """Return the performance since a moment."""
+        clock, _, metrics = moment()
+        # The clock of some systems may not have advanced since the last report.
+        passed = max(clock - since[0], 1e-9)
+        stages = []
+        for name, found in metrics.items():
+            out, busy = ((found[each] - since[2][name][each]) / passed for each in ("out", "busy_seconds"))
+            queue = {each: int(found[each]) for each in _QUEUE}
+            counts = {each: found[each] for each in found if each not in (*_QUEUE, "busy", "busy_seconds")}
+            # The threads work while their times are read, so the sum may be slightly out of range.
+            busy = min(max(busy, 0.0), queue["threads"])
+            stages.append({"name": name, "busy": busy, "per_second": out, **queue, "counts": counts})
+        return LiveMetrics(
+            seconds=clock - start[0],
+            batches=taken,
+            positions=positions,
+            positions_per_second=(positions - since[1]) / passed,
+            pairs=pairs / taken if taken else None,
+            waiting=None if positions > since[1] else pipeline.wait_reason(),
+            stages=stages,
+            notes=pipeline.notes(),
+            ended=ended,
+        )
 
     # The server ends first, so that it never asks a closed pipeline for metrics.
     with pipeline, serve(pipeline.metrics) if serve else nullcontext():
-        start = last = now()
-        end = math.inf if seconds is None else start.clock + seconds
+        start = last = moment()
+        end = math.inf if seconds is None else start[0] + seconds
         try:
             pipeline.start()
             while ended is None:
-                due = last.clock + every
+                due = last[0] + every
                 # No longer than to the next report or the end, also if no batch arrives.
                 batch = pipeline.take(max(0.0, min(due, end) - time.monotonic()))
                 if batch is not None:
@@ -157,13 +145,13 @@ def run_live_trial(
                     ended = "seconds"
                 elif time.monotonic() >= due:
                     if show is not None:
-                        show(_measure(pipeline, start, last, now(), None))
-                    last = now()
+                        show(measure(last))
+                    last = moment()
         except StopIteration:
             ended = "input"
         except KeyboardInterrupt:
             ended = "interrupted"
-        return _measure(pipeline, start, start, now(), ended)
+        return measure(start)
 
 
 def same_game_pairs(games: npt.NDArray[np.int64]) -> int:

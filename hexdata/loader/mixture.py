@@ -23,7 +23,8 @@ from hexdata.errors import ConfigError
 from hexdata.loader.checkpoint import check_form
 from hexdata.loader.epochs import Delivery, EpochLoader
 from hexdata.loader.loader import Loader
-from hexdata.loader.options import RankedOptions, TransformFunction, check_transform
+from hexdata.loader.options import TransformFunction, check_transform
+from hexdata.options import RankedOptions
 from hexdata.order import ORDER_VERSION, Permutation, derive_key
 from hexdata.schema import NO_MOVE
 

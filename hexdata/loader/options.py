@@ -16,7 +16,7 @@ import numpy.typing as npt
 from hexdata.batch import Batch, BatchOptions
 from hexdata.checks import as_int, as_tuple, check_choice, check_count, check_fields, check_seed, unusable
 from hexdata.errors import ConfigError
-from hexdata.options import Dedup, describe_options
+from hexdata.options import Dedup, RankedOptions, describe_options
 from hexdata.progress import SILENT, Progress
 from hexdata.shards.cache import CacheOptions
 from hexdata.storage import AnyPath
@@ -38,39 +38,6 @@ ARRAY: Final = "array"
 MAX_EPOCH: Final = 1 << 61
 """Largest epoch that can be set. A state may contain larger ones, which follow it."""
 _P = ParamSpec("_P")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankedOptions:
-    """Options of what shares batches between ranks, and a seed.
-
-    Attributes:
-        batch_size: Positions per batch of this rank.
-        rank: Rank of this process.
-        world_size: Number of ranks.
-
-    Raises:
-        ConfigError: An option has an invalid value.
-    """
-
-    batch_size: int = 1024
-    seed: int = 0
-    rank: int = 0
-    world_size: int = 1
-
-    def __post_init__(self) -> None:
-        check_fields(self, {"batch_size": 1, "world_size": 1, "rank": 0})
-        if self.rank >= self.world_size:
-            raise ConfigError(f"rank {self.rank} must be below world_size {self.world_size}")
-        # Each may be in range while the product is not.
-        check_count("batch_size * world_size", self.global_batch, 1)
-        # The dataclass is frozen, but states and messages need the checked value as a Python int.
-        object.__setattr__(self, "seed", check_seed(self.seed))
-
-    @property
-    def global_batch(self) -> int:
-        """Number of positions per step, over all ranks."""
-        return self.batch_size * self.world_size
 
 
 @describe_options

@@ -235,17 +235,6 @@ def test_existing_files_are_delivered_in_order_of_names_before_new_ones(tmp_path
         (tmp_path / "0.trmph").write_text(text_of(9))
         reading.until(lambda: len(reading.names) == 6)
     assert reading.names == ["a.trmph", "b/1.trmph", "b/2.trmph", "c.trmph", SCANNED, "0.trmph"]
-    with Reading(tmp_path, newest_files=2) as reading:
-        reading.until(lambda: SCANNED in reading.names)
-        with (tmp_path / "a.trmph").open("a") as file:  # a file that was left out stays out
-            file.write(text_of(10))
-        reading.take(5 * SETTLE)
-        state = reading.pipeline.state()
-    assert reading.names == ["b/2.trmph", "c.trmph", SCANNED]
-    (tmp_path / "00.trmph").write_text(text_of(11))
-    with Reading(tmp_path, state, newest_files=2) as reading:  # it did not exist at the start of the run
-        reading.until(lambda: reading.names == ["00.trmph"])
-    (tmp_path / "00.trmph").unlink()
     with Reading(tmp_path, watch=False) as reading:
         reading.take(TIMEOUT)
     assert reading.names == ["0.trmph", "a.trmph", "b/1.trmph", "b/2.trmph", "c.trmph"]

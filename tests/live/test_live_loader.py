@@ -173,7 +173,7 @@ def test_the_config_of_the_repository_has_all_options_with_their_defaults() -> N
             ["ChunkUnpacker cannot be the first stage"],
         ),
         ("= 3", ["not valid TOML"]),
-        ("store = 'x'", ["hexdata run"]),
+        ("store = 'x'", ["unknown key 'store'"]),
     ],
 )
 def test_an_invalid_config_is_refused_with_file_and_section(

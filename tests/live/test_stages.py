@@ -144,7 +144,7 @@ DRAWS = {"seed": 1, "pool_size": 4}
     ("make", "wrong"),
     [
         *((FilePathProvider, {"patterns": each}) for each in ([], "*.trmph", [3])),
-        *((FilePathProvider, each) for each in ({"settle": 0}, {"settle": 10**400}, {"newest_files": -1})),
+        *((FilePathProvider, each) for each in ({"settle": 0}, {"settle": 10**400})),
         *((ChunkSourceLoader, {name: 0}) for name in ("board_size", "max_positions")),
         (ChunkSourceLoader, {"value_convention": "red"}),
         *((ShufflingChunkPool, {name: 0} | DRAWS) for name in ("game_batch_size", "passes")),
