@@ -53,30 +53,6 @@ def of_games(folder: Path, **options: Any) -> RunEpoch:
     return ours(folder / "store", mode="games", **options)
 
 
-def in_workers(folder: Path) -> RunEpoch:
-    """The hexdata loader in DataLoader workers, which unpack."""
-    from hexdata.torch import TorchLoader
-
-    loader = TorchLoader(Loader(folder, batch_size=BATCH, planes=3), num_workers=WORKERS)
-    return lambda epoch: iter(loader)
-
-
-def in_workers_packed(folder: Path) -> RunEpoch:
-    """The hexdata loader in DataLoader workers; the main process unpacks the batches."""
-    from hexdata.torch import TorchLoader, expand_policy, unpack
-
-    fields = ("board", "move", "value")
-    packed = Loader(folder, batch_size=BATCH, planes=3, board="packed", fields=fields)
-    loader = TorchLoader(packed, num_workers=WORKERS)
-
-    def run(epoch: int) -> Iterator[Any]:
-        for batch in loader:
-            board = unpack(batch["board"], N, player_to_move=batch["player_to_move"])
-            yield {"board": board, "policy": expand_policy(batch["move"], CELLS), "value": batch["value"]}
-
-    return run
-
-
 OURS = {
     "memory": from_memory,
     "exact": partial(ours, mode="exact"),
@@ -86,8 +62,6 @@ OURS = {
     "games-uint8": partial(of_games, board="uint8"),
     "games-fill": partial(of_games, **FILL_ONLY),
     "games-fill-threads": partial(of_games, threads=WORKERS, **FILL_ONLY),
-    "workers": in_workers,
-    "workers-packed": in_workers_packed,
 }
 
 

@@ -40,9 +40,6 @@ RACES: dict[str, dict[tuple[str, str], float]] = {
         # Unpacking the same arrays from memory, in order.
         ("exact", "memory"): 0.25,
         ("stream", "memory"): 0.15,
-        # Workers and main process share two cores.
-        ("workers", "exact"): 0.04,
-        ("workers-packed", "exact"): 0.4,
     },
     "a store of games": {
         ("games", "exact-of-store"): 0.9,
