@@ -11,6 +11,7 @@ import tomllib
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
+from pydoc import locate
 
 import pytest
 import typer
@@ -156,6 +157,14 @@ def test_the_smallest_budgets_are_told_as_they_are(command, options):
     options(memory=megabytes * 1_000_000)
     with pytest.raises(HexdataError, match=f"expected at least {megabytes} MB"):
         options(memory=(megabytes - 1) * 1_000_000)
+
+
+def test_every_name_in_the_library_exists():
+    pages = [ROOT / "CONTRIBUTING.md", *DOCUMENTS]
+    texts = "".join(page.read_text(encoding="utf-8") for page in pages)
+    named = set(re.findall(r"`(hexdata(?:\.\w+)+)[`(]", texts)) - {"hexdata.duckdb"}  # a file
+    needs_torch = ("hexdata.torch", "hexdata.webdataset")
+    assert [n for n in named if not n.startswith(needs_torch) and locate(n) is None] == []
 
 
 # The library.

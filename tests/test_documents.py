@@ -9,7 +9,6 @@ store. The output of commands is not compared with the document. To save time:
 - The demo with which most documents begin has ``DEMO_GAMES`` games, with few exceptions. It is run
   once and copied.
 - Commands in this process use one core: small stores are finished before workers have started.
-- Reports contain no charts, unless ``HEXDATA_TESTS=full``.
 - A plain ``hexdata`` command runs in this process, also if its output goes to a file. Others run in a shell.
 """
 
