@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -157,6 +158,23 @@ def test_threads_share_a_cache_with_space_for_one_shard(tmp_path):
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda name: read(cached, name), names))
     assert found == [(tmp_path / "a" / name).read_bytes() for name in names]
+    assert len(copies(cached)) == 1
+
+
+def test_copies_never_exceed_the_size_together(tmp_path, monkeypatch):
+    """Two threads make space for different shards at the same moment, unless one waits for the other."""
+    entries = make_entries(tmp_path / "a", 1000, 1000)
+    both, evict = threading.Barrier(2), CachedSource._evict
+
+    def evict_together(cached, needed):
+        evict(cached, needed)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+
+    monkeypatch.setattr(CachedSource, "_evict", evict_together)
+    cached = CachedSource(ShardSource(tmp_path / "a"), tmp_path / "cache", 1000, entries)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda name: read(cached, name), entries))
     assert len(copies(cached)) == 1
 
 
