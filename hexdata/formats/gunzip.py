@@ -133,6 +133,8 @@ class GunzipFile(io.RawIOBase):
             self._damage = FormatError(reason, code, found)
         if self._damage is not None and not count:
             raise self._damage
+        if count == len(view):
+            self._step = _OUTPUT  # Python's reader accepts what zlib does not, such as checksums of headers
         self.offset += count
         # Checked after each step, so that a bomb exceeds a limit by one step at most.
         self._limits.check_sizes(self.offset, self._raw.tell())

@@ -10,7 +10,6 @@ is missing, invalid or contradicts it is rejected.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import re
@@ -211,18 +210,13 @@ def find_sidecar(path: AnyPath) -> AnyPath | None:
     """Return the sidecar of a file of games, or None if it has none.
 
     Raises:
-        FormatError: "sidecar-mismatch", if there are two with different records.
+        FormatError: "sidecar-mismatch", if there are two.
     """
     possible = [path.parent / name for name in sidecar_names(path.name)]
     found = [each for each in possible if storage_of(each).version()]
-    if len(found) > 1:  # one may be the other one, gzipped
-        digests = set()
-        for each in found:
-            with GunzipFile(storage_of(each).open(), _LIMITS, salvage=True) as file:
-                digests.add(hashlib.file_digest(file, "sha256").digest())
-        if len(digests) > 1:
-            reason = f"{' and '.join(each.name for each in found)} differ; remove one"
-            raise FormatError(reason, Reason.SIDECAR_MISMATCH)
+    if len(found) > 1:
+        reason = f"{' and '.join(each.name for each in found)} are both its sidecar; remove one"
+        raise FormatError(reason, Reason.SIDECAR_MISMATCH)
     return found[0] if found else None
 
 

@@ -264,7 +264,7 @@ SECOND = HEADER.replace("2025-09-08", "2025-09-09").replace("mini201", "mini300"
         (HEADER, {"run": RUN}),  # a run that has just begun
         (GAME, {}),
         *(
-            (f"# {line}\n{GAME}", {"run": run} if run else {})
+            (f"# {line}\n{GAME}", {"run": run})
             for line, run in (
                 ("model: x", {"model": "x"}),
                 ("MODEL = a b.pt", {"model": "a b.pt"}),
@@ -273,17 +273,14 @@ SECOND = HEADER.replace("2025-09-08", "2025-09-09").replace("mini201", "mini300"
                 ("temperature 1.0", {"temperature": 1.0}),
                 ("seed: -7", {"seed": -7}),
                 ("Date: 2025-09-30 12:00", {"date": "2025-09-30"}),
-                ("Git commit: unknown", {}),
-                ("model collapse", {}),
-                ("Models: " + "[" * 400, {}),
-                ("Model: " + "x" * 600, {}),
             )
         ),
         *(
             (f"# {fact}\n{GAME}", {})
             for fact in (
                 *("temperature: 0.5 -> 0.01", "temperature: 1e999", "seed: 99999999999999999999"),
-                *("simulations: -1", "simulations: many", "date: 2025-13-30"),
+                *("simulations: -1", "simulations: many", "date: 2025-13-30", "Git commit: unknown"),
+                *("model collapse", "Models: " + "[" * 400, "Model: " + "x" * 600),
             )
         ),
         (

@@ -103,17 +103,17 @@ def test_compressed_data_with_the_name_of_a_text_are_no_lines_of_it(tmp_path, pa
     assert caught.value.code == "unknown-layout"
 
 
-@pytest.mark.parametrize(
-    ("content", "named"),
-    [
-        (b"PAR1\x15\x04", r"PAR1\\x15.*Parquet"),
-        (b"#5,a1b2 b\n".ljust(257, b"\0") + b"ustar\x0000", "tar"),
-        ("#5,a1b2 b\n".encode("utf-16-le"), "UTF-16"),
-    ],
-)
-def test_a_file_without_a_known_format_is_named_with_its_first_bytes(tmp_path, content, named):
+OTHERS = {
+    r"PAR1\\x15.*Parquet": b"PAR1\x15\x04",
+    "tar": b"#5,a1b2 b\n".ljust(257, b"\0") + b"ustar\x0000",
+    "UTF-16": "#5,a1b2 b\n".encode("utf-16-le"),
+}
+
+
+@pytest.mark.parametrize("named", OTHERS)
+def test_a_file_without_a_known_format_is_named_with_its_first_bytes(tmp_path, named):
     path = tmp_path / "a.trmph"
-    path.write_bytes(content)
+    path.write_bytes(OTHERS[named])
     with pytest.raises(FormatError, match=rf"a\.trmph.*{named}"):
         open_source(path)
 
