@@ -250,11 +250,8 @@ class _JsonConverter:
 
     def __init__(self, *, strict: bool) -> None:
         self._strict = strict
-        self._values, self._size = (
-            (limits.METADATA_VALUES, limits.METADATA_BYTES)
-            if strict
-            else (limits.HEADER_VALUES, limits.HEADER_BYTES)
-        )
+        self._values = limits.METADATA_VALUES if strict else limits.HEADER_VALUES
+        self._size = limits.METADATA_BYTES if strict else limits.HEADER_BYTES
 
     def spend(self, characters: int) -> None:
         """Count a value with its number of characters, 0 if it is no text.

@@ -105,9 +105,8 @@ class SelfPlayGamesReader(GameReader):
             top: Any = unpickler.result
             # With examples beside the games, one of the two lists would be left out silently.
             if unpickler.key != "games" or not isinstance(top, dict) or isinstance(top.get("examples"), list):
-                raise FormatError(
-                    "not a pickle of games", found=kind_of(top), expected='a list under "games"'
-                )
+                expected = 'a list under "games"'
+                raise FormatError("not a pickle of games", found=kind_of(top), expected=expected)
         except FormatError as error:
             self._stop_at(error)
             top = unpickler.result if isinstance(unpickler.result, dict) else {}

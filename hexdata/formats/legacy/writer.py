@@ -305,14 +305,11 @@ class _Examples:
         # A move becomes a one-hot policy again, as the source had it.
         played = np.eye(n * n, dtype=np.uint8)[moves.drop_null().to_numpy()]
         given, sparse = SparsePolicies.from_arrow(batch.column("policy"), n * n)
+        key_of_dense = SEARCH_KEY if SEARCH_KEY in keys else "policy"
         for key, rows, arrays in (
             ("board", np.arange(len(batch)), unpack_boards(packed, n, np.uint8)),
             ("policy", one_hot, played),
-            (
-                SEARCH_KEY if SEARCH_KEY in keys else "policy",
-                given,
-                sparse.to_dense(n * n),
-            ),
+            (key_of_dense, given, sparse.to_dense(n * n)),
         ):
             dtype, _, order = dialect.get(key, "<f4").partition(" ")
             if dtype == "none":
