@@ -112,7 +112,9 @@ def find_sources(
             if cause:
                 skipped[path] = name, cause
                 others.append(name)
-            elif found.setdefault(name, Source(name, path, size or 0)).path != path:
+            elif name not in found:
+                found[name] = Source(name, path, size or 0)
+            elif found[name].path != path:
                 reason = f"has the same name in the store as {found[name].path}; rename a folder"
                 raise InputError(reason, path=path)
         if len(others) == len(below):
@@ -143,11 +145,11 @@ def _find_sidecars(sources: list[Source]) -> None:
     folders: dict[AnyPath, set[str]] = {}
     for source in sources:
         folder = source.path.parent
-        if folder not in folders:
+        if (sidecars := folders.get(folder)) is None:
             with translate_errors(folder):
-                folders[folder] = set(filter(is_sidecar, storage_of(folder).names()))
-        if folders[folder] and (names := sidecar_names(source.path.name)):
-            beside = next((name for name in names if name in folders[folder]), None)
+                folders[folder] = sidecars = set(filter(is_sidecar, storage_of(folder).names()))
+        if sidecars and (names := sidecar_names(source.path.name)):
+            beside = next((name for name in names if name in sidecars), None)
             if beside is not None:
                 source.beside = folder / beside
             elif source.path.name.lower().endswith((".trmph", ".trmph.gz")):

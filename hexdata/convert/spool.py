@@ -209,7 +209,7 @@ def write_rejected(
 _Content = bytes  # a field of the class below is called bytes
 
 
-class Source(Struct):
+class Source(Struct, gc=False):
     """A source of a run: its file, what was read of it, and what the run decided, one step after the other.
 
     ``facts`` includes decisions of the run, such as a rejected file. The spool contains the source's own

@@ -8,7 +8,7 @@ of the games.
 from __future__ import annotations
 
 import io
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -203,7 +203,8 @@ class GameReader(FileReader):
         super().__init__(path, salvage=salvage)
         self.board_size = None if part is None else part.board_size
         self._part = part
-        self._counts = Counter(winners_from_chain=0, bytes_between_games=0)
+        # A Counter takes several times as long to make, which small files would notice.
+        self._counts: dict[str, int] = defaultdict(int, winners_from_chain=0, bytes_between_games=0)
         self.header = {"counts": self._counts}
         self.content: bytes | None = None
         """All bytes of the file, a text without gzip, if they are known: opening a small file once more costs
@@ -363,7 +364,7 @@ class GameBatch(RawBatch):
         # The dataclass is frozen, and its field ``positions`` is computed.
         self.__dict__.update(games=games, rejected=rejected, shape=(board_size, targets))
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """Number of positions."""
         return sum(game.records for _, game in self.games)

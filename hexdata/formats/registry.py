@@ -15,7 +15,7 @@ from __future__ import annotations
 import codecs
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import translate
 from importlib.metadata import entry_points
 from typing import Any, Final
@@ -40,6 +40,7 @@ _TEXTS: Final = (
 # KataHex before the arrays of any program, lists before all other pickles.
 BUILT_IN_FORMATS: Final = (katago.FORMAT, alphazero.FORMAT, legacy.FORMAT, *_TEXTS)
 """The formats of hexdata, in the order in which they are compared with a file."""
+_OWN_NAMES: Final = frozenset(each.name for each in BUILT_IN_FORMATS)
 GAME_FORMATS: Final = tuple(each.name for each in _TEXTS)
 """Formats of sources that contain games, not examples. Their values are winners, 0 for blue."""
 PATTERNS: Final = tuple(pattern for each in BUILT_IN_FORMATS for pattern in each.patterns)
@@ -93,7 +94,7 @@ def installed_formats() -> tuple[SourceFormat, ...]:
         is_usable = (
             isinstance(value, SourceFormat)
             and re.fullmatch(r"(?!legacy)[a-z][a-z0-9-]{0,31}", value.name)
-            and value.name not in {each.name for each in (*BUILT_IN_FORMATS, *formats)}
+            and value.name not in _OWN_NAMES | {each.name for each in formats}
             and all(each == each.lower() for each in value.patterns)
         )
         if not is_usable:
@@ -152,12 +153,12 @@ def open_source(
     head, content = _head(path) if content is None else (content[:_HEAD_BYTES], content)
     head = head.removeprefix(codecs.BOM_UTF8)
     usable = (each for each in source_formats() if each.appendable or part is None)
-    found = next((e for e in usable if (e.name == format if format else _matches(e, head, path.name))), None)
-    if found is None and not format and not _is_binary(head):
+    if format:
+        found = next((each for each in usable if each.name == format), None)
+    elif (found := _first_match(usable, head, path.name)) is None and not _is_binary(head):
         # Games among other text, such as a table, which the format of another package may know better.
-        games = lines.games_of(head)
         usable = (each for each in _TEXTS if each.appendable or part is None)
-        found = next((each for each in usable if _matches(each, games, path.name)), None)
+        found = _first_match(usable, lines.games_of(head), path.name)
     if not head and (format or found is None):
         empty = trmph.TrmphReader(path, salvage=salvage, part=part)  # as a file of comments only: no records
         empty.content = content
@@ -172,7 +173,7 @@ def open_source(
         reader.content = content
     if format and format != "legacy":  # the header of a legacy pickle is that of the file
         reader.header["stated_format"] = format
-    if found in BUILT_IN_FORMATS and isinstance(reader, FileReader):
+    if found.name in _OWN_NAMES and isinstance(reader, FileReader):
         reader.format = reader.format or found.name
         return reader
     return CheckedReader(reader, found.name)
@@ -206,7 +207,6 @@ def _kind_of(head: bytes) -> str:
     return [*_OTHERS.values()][found.lastindex - 1] if found and found.lastindex else ""
 
 
-@functools.lru_cache(maxsize=1)  # each format asks for the same file
 def _is_binary(head: bytes) -> bool:
     """Return whether a file is no text, so that its name does not show its format.
 
@@ -219,14 +219,17 @@ def _is_binary(head: bytes) -> bool:
     return bool(_kind_of(head)) or (16 * controls > len(head) and not is_text)
 
 
-def _matches(source_format: SourceFormat, head: bytes, name: str) -> bool:
-    if source_format in BUILT_IN_FORMATS:
-        name = "" if _is_binary(head) else name.lower()
-    try:
-        return source_format.matches(head, name)
-    except Exception as error:
-        reason = f"the format {source_format.name!r} of an installed package failed to examine a file"
-        raise ConfigError(reason, path=name, found=repr(error)) from error
+def _first_match(formats: Iterable[SourceFormat], head: bytes, name: str) -> SourceFormat | None:
+    """Return the first format that a file has, by its first bytes and its name."""
+    shown = "" if _is_binary(head) else name.lower()
+    for each in formats:
+        try:
+            if each.matches(head, shown if each.name in _OWN_NAMES else name):
+                return each
+        except Exception as error:
+            reason = f"the format {each.name!r} of an installed package failed to examine a file"
+            raise ConfigError(reason, path=name, found=repr(error)) from error
+    return None
 
 
 def _head(path: AnyPath) -> tuple[bytes, bytes | None]:
