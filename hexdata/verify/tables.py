@@ -27,6 +27,8 @@ from hexdata.store.session import DuckDBPyConnection, QueryLimits, duckdb_sessio
 
 _FOLDERS: Final = dict.fromkeys(folder.partition("/")[0] for folders in STAGES.values() for folder in folders)
 """The folders of a store that contain only files of the manifest."""
+_HASHED: Final = 8_192
+"""Games whose moves are hashed at a time."""
 _RANGE: Final = 400_000
 """Games whose positions are grouped at a time. Their plies take some 150 bytes a game."""
 
@@ -220,7 +222,9 @@ def check_game_hashes(store: Store) -> str:
     size, count = store.manifest.board_size or 1, 0
     for path in store.files("games"):
         with open_parquet(path, games_schema()) as file:
-            for batch in file.iter_batches(columns=["game_id", "first_player", "moves", "game_hash"]):
+            # The moves of a batch are copied several times, as 64-bit numbers.
+            columns = ["game_id", "first_player", "moves", "game_hash"]
+            for batch in file.iter_batches(_HASHED, columns=columns):
                 games = batch.filter(pc.is_valid(batch["moves"]))
                 moves, lengths = games["moves"].flatten(), pc.list_value_length(games["moves"])
                 first, hashes = games["first_player"].fill_null(BLUE), games["game_hash"].to_pylist()
