@@ -145,7 +145,7 @@ WITH_VALUES: dict[str, Change] = {
 WITH_IDS: dict[str, Change] = {
     "reversed": lambda rows, game: rows.reverse(),
     "permuted": lambda rows, game: rows.sort(key=lambda row: row["position_in_game"] * 7 % 11),
-    "ids far apart": update_all("position_id", lambda ply, row: 100_000 + 300 * ply),
+    "ids far apart": update_all("position_id", lambda ply, row: 100_000 + 3_000 * ply),
 }
 """Further changes, after which each position has an id of its own."""
 PACKED: dict[str, Change] = {
