@@ -23,8 +23,8 @@ from tests.kit.stages import (
 )
 from tests.pairs import FULL
 
-FIRST = 1 if FULL else 40
-LONGEST = 1 if FULL else 160
+FIRST = 1 if FULL else 25
+LONGEST = 1 if FULL else 100
 """First and longest distance of the tried moments, which grows, so that short stages are killed often too."""
 RECORDED = 2
 """Changes until the options of a run are recorded: the holder of the lock is named first."""
