@@ -146,7 +146,7 @@ class LocalStorage:
         # In the same folder, since only a rename on one disk replaces a file at once.
         temporary = path.with_name(f".{path.name}.{int.from_bytes(os.urandom(6))}{_TEMPORARY_SUFFIX}")
         try:
-            with HashingFile(on_disk(_NamedFile, temporary, "xb", path)) as file:
+            with HashingFile(on_disk(_NamedFile, temporary, "xb")) as file:
                 yield file
                 file.flush()
                 # Contents before the name: a power failure could leave an empty file under its final name.
@@ -154,7 +154,9 @@ class LocalStorage:
                     with add_path_to_error(path):
                         os.fsync(file.fileno())  # once: Linux takes what it could not write for written
             on_disk(temporary.replace, path)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError) and error.filename == str(temporary):
+                error.filename = str(path)  # the user knows no temporary name
             with suppress(OSError):  # which would hide the error
                 temporary.unlink()
             raise
@@ -283,13 +285,9 @@ def _status(path: Path) -> os.stat_result | None:
 class _NamedFile(io.FileIO):
     """A file whose errors name it, and whose reads and writes are tried again after temporary errors."""
 
-    def __init__(self, path: Path, mode: str = "rb", shown: Path | None = None) -> None:
-        self._path = shown or path
-        try:
-            super().__init__(path, mode)
-        except OSError as error:
-            error.filename = str(self._path)  # the user knows no temporary name
-            raise
+    def __init__(self, path: Path, mode: str = "rb") -> None:
+        self._path = path
+        super().__init__(str(path), mode)
 
     def readinto(self, buffer: Any) -> int:
         """Read into a writable buffer; return the number of bytes, 0 at the end."""

@@ -50,6 +50,10 @@ def test_a_failure_leaves_the_existing_file(tmp_path):
             raise KeyboardInterrupt
     assert names(tmp_path) == ["old"]
     assert (tmp_path / "old").read_bytes() == b"old"
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        write_bytes(tmp_path / "folder", b"new")
+    assert caught.value.filename == str(tmp_path / "folder")
 
 
 def test_files_are_synced_before_they_are_renamed(tmp_path, monkeypatch):
