@@ -11,10 +11,11 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, TypeVar, cast, get_args, get_type_hints
+from typing import Any, ClassVar, Final, Literal, TypeVar, cast, get_args, get_type_hints
 
 from hexdata.checks import check_choice, check_count, check_fields, check_seed
 from hexdata.errors import BudgetError, ConfigError
+from hexdata.pool import LEADER_MEMORY, fitting
 
 T = TypeVar("T")
 _ATTRIBUTES: Final = re.compile(r"^Attributes:\n((?: {4}.*\n|\n(?= {4}))+)\n?", re.MULTILINE)
@@ -96,6 +97,43 @@ class RankedOptions:
     def global_batch(self) -> int:
         """Number of positions per step, over all ranks."""
         return self.batch_size * self.world_size
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """Options of a stage that runs in worker processes.
+
+    Attributes:
+        workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
+            allows.
+        memory: Memory limit in bytes for all processes together. Default 1 GB.
+
+    Raises:
+        ConfigError: A value is out of range.
+        BudgetError: The workers, or even one worker, do not fit into the memory.
+    """
+
+    WORKER_MEMORY: ClassVar[int]
+    """Measured peak memory in bytes of a process of the stage: a worker, or the only process."""
+    workers: int | None = None
+    memory: int = 1_000_000_000
+
+    def __post_init__(self) -> None:
+        check_fields(self, {"workers": 1, "memory": 0})
+        # With the options, not with the stage, so that a config fails before its first stage begins.
+        self.processes(cores=1)
+
+    def processes(self, cores: int, extra: int = 0) -> int:
+        """Return the number of worker processes to run: the requested one, or as many as fit into the memory.
+
+        Args:
+            cores: Maximum number of processes if none was requested.
+            extra: Bytes that each process needs in addition to ``WORKER_MEMORY``. Default 0.
+
+        Raises:
+            BudgetError: The requested workers, or even one worker, do not fit into the memory.
+        """
+        return fitting(self.memory, self.workers, cores, self.WORKER_MEMORY + extra, LEADER_MEMORY, "worker")
 
 
 # --- the shuffle --------------------------------------------------------------------------------------

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
-from typing import ClassVar, Final, TypeVar
+from typing import Final, TypeVar
 
-from hexdata.checks import check_fields
 from hexdata.errors import BudgetError
 from hexdata.text import count_of
 
@@ -52,40 +50,3 @@ def fitting(memory: int, requested: int | None, most: int, each: int, base: int,
         hint = f"Raise --memory, or lower --{noun}s." if count > 1 else "Raise --memory."
         raise BudgetError.of_memory(reason, found=memory, expected=least, hint=hint)
     return count
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """Options of a stage that runs in worker processes.
-
-    Attributes:
-        workers: Number of processes. Default None: 1 for little data, else one per core, as far as ``memory``
-            allows.
-        memory: Memory limit in bytes for all processes together. Default 1 GB.
-
-    Raises:
-        ConfigError: A value is out of range.
-        BudgetError: The workers, or even one worker, do not fit into the memory.
-    """
-
-    WORKER_MEMORY: ClassVar[int]
-    """Measured peak memory in bytes of a process of the stage: a worker, or the only process."""
-    workers: int | None = None
-    memory: int = 1_000_000_000
-
-    def __post_init__(self) -> None:
-        check_fields(self, {"workers": 1, "memory": 0})
-        # With the options, not with the stage, so that a config fails before its first stage begins.
-        self.processes(cores=1)
-
-    def processes(self, cores: int, extra: int = 0) -> int:
-        """Return the number of worker processes to run: the requested one, or as many as fit into the memory.
-
-        Args:
-            cores: Maximum number of processes if none was requested.
-            extra: Bytes that each process needs in addition to ``WORKER_MEMORY``. Default 0.
-
-        Raises:
-            BudgetError: The requested workers, or even one worker, do not fit into the memory.
-        """
-        return fitting(self.memory, self.workers, cores, self.WORKER_MEMORY + extra, LEADER_MEMORY, "worker")

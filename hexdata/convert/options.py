@@ -11,8 +11,7 @@ from hexdata.checks import check_choice, check_count, check_fields, check_shares
 from hexdata.formats import alphazero
 from hexdata.formats.registry import source_formats
 from hexdata.games.convention import CONVENTIONS
-from hexdata.options import describe_options
-from hexdata.pool import WorkerOptions
+from hexdata.options import WorkerOptions, describe_options
 
 
 @describe_options

@@ -10,8 +10,7 @@ from typing import Any, Final
 from hexdata.cards import write_cards
 from hexdata.engine import Engine
 from hexdata.errors import StoreError
-from hexdata.options import describe_options
-from hexdata.pool import WorkerOptions
+from hexdata.options import WorkerOptions, describe_options
 from hexdata.progress import Progress
 from hexdata.shards.manifest import MANIFEST_VERSION, ShardEntry
 from hexdata.storage import AnyPath, client_memory
