@@ -60,7 +60,7 @@ def test_the_help_of_hexdata_lists_every_command() -> None:
     assert max(map(len, lines)) <= 80
     assert {line.split()[0] for line in lines if line.startswith("  ")} >= COMMANDS.keys()
     assert not [line for line in lines if line.endswith("...") and "Usage" not in line], "a summary is cut"
-    alone = hexdata_run()
+    alone = hexdata_run(COLUMNS="80")
     assert ran.out.strip() in (alone.out + alone.err)
     assert "..." not in hexdata_run("--help", COLUMNS="60").out.replace("[ARGS]...", "")
 
