@@ -149,7 +149,6 @@ class FilePathProvider(Stage):
             # The time in a state may be that of the clock of another process.
             if file.stat != current or self._first_listing == math.inf or file.since > now:
                 file.stat, file.since = current, now
-        names = sorted(found)  # so that the order of games does not depend on the file system
         self._first_listing = min(self._first_listing, now)
         # Missing files that were not delivered are forgotten, and missing ones before the last ``pool_size``.
         known = list(files)
@@ -159,7 +158,7 @@ class FilePathProvider(Stage):
                 self.count("vanished", int(not files[name].deliveries))
                 del files[name]
         complete = []
-        for name in names:
+        for name in sorted(found):  # so that the order of games does not depend on the file system
             file = files[name]
             wait = self.settle * 2.0 ** min(file.deliveries, _MOST_DOUBLINGS)
             # From the end of one listing to the start of another, since it is not known when each looked.

@@ -63,8 +63,7 @@ class _Stages(Collector):
 
     def collect(self) -> Iterable[Metric]:
         # A metric may be a counter or a gauge: stages of users have their own.
-        text, labels = "A metric of a stage, by name", ["stage", "figure"]
-        family = UnknownMetricFamily("hexdata_live_figure", text, labels=labels)
+        family = UnknownMetricFamily("hexdata_live_figure", "A metric of a stage", labels=["stage", "figure"])
         for stage, metrics in self._metrics().items():
             for figure, value in metrics.items():
                 family.add_metric([stage, figure], value)
