@@ -217,8 +217,7 @@ def add_command(function: Callable[..., None]) -> None:
             "show_default": parameter.default is not None,
         }
         if spelled.startswith("--"):
-            names = filter(None, (spelled, entry["short"]))
-            info: Any = typer.Option(*names, rich_help_panel=group, **facts)
+            info: Any = typer.Option(*filter(None, (spelled, entry["short"])), rich_help_panel=group, **facts)
         else:
             info = typer.Argument(**facts)
         parameters.append(parameter.replace(annotation=Annotated[hint, info]))
