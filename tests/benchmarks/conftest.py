@@ -5,6 +5,7 @@ Rates are compared with a rival's in the same run, turn about, so that a loaded 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,8 @@ import pytest
 
 from tests.benchmarks.watched import watch_hexdata, write_games
 
-POSITIONS = 2_000_000
-"""Of the store of games."""
+POSITIONS = int(os.environ.get("HEXDATA_BENCH_POSITIONS", 2_000_000))
+"""Of the store that is shuffled."""
 
 Report = Callable[[str], None]
 Versus = Callable[..., float]

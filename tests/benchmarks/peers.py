@@ -75,9 +75,7 @@ def datasets_map(records: Records, folder: Path) -> RunEpoch:
     import pyarrow as pa
 
     datasets.disable_progress_bars()
-    flat = pa.array(np.frombuffer(records.tobytes(), np.uint8))
-    column = pa.FixedSizeListArray.from_arrays(flat, RECORD.itemsize)
-    datasets.Dataset(pa.table({"record": column})).save_to_disk(str(folder))
+    _save_dataset(records, folder)
     dataset = datasets.Dataset.load_from_disk(str(folder)).with_format("arrow")
 
     def taken(table: pa.Table) -> Batch:
@@ -89,6 +87,67 @@ def datasets_map(records: Records, folder: Path) -> RunEpoch:
         return (taken(dataset[order[start : start + BATCH]]) for start in range(0, len(order), BATCH))
 
     return run
+
+
+def datasets_stream(records: Records, folder: Path) -> RunEpoch:
+    """Hugging Face streaming: shards in a new order and a buffer of 10,000, which yields single examples."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    _save_dataset(records, folder)
+    dataset = datasets.Dataset.load_from_disk(str(folder))
+    stream = dataset.to_iterable_dataset(num_shards=16).shuffle(seed=1, buffer_size=10_000)
+    stream = stream.with_format("arrow")
+
+    def run(epoch: int) -> Iterator[Batch]:
+        stream.set_epoch(epoch)
+        for table in stream.iter(BATCH):
+            column = table["record"].combine_chunks()
+            yield unpack(column.flatten().to_numpy().view(RECORD))
+
+    return run
+
+
+def _save_dataset(records: Records, folder: Path) -> None:
+    import pyarrow as pa
+    from datasets import Dataset
+
+    flat = pa.array(np.frombuffer(records.tobytes(), np.uint8))
+    column = pa.FixedSizeListArray.from_arrays(flat, RECORD.itemsize)
+    Dataset(pa.table({"record": column})).save_to_disk(str(folder))
+
+
+def webdataset(records: Records, folder: Path) -> RunEpoch:
+    """webdataset: one record per sample, stock pipeline (shuffled shards, then a buffer of 5,000)."""
+    import webdataset as wds
+
+    with wds.ShardWriter(f"{folder}/%06d.tar", maxcount=5_000, verbose=0) as writer:
+        for index, record in enumerate(records):
+            writer.write({"__key__": f"{index:09d}", "record.bin": record.tobytes()})
+    urls = sorted(map(str, folder.glob("*.tar")))
+    samples = wds.WebDataset(urls, shardshuffle=len(urls), empty_check=False).shuffle(5_000)
+    pipeline = samples.to_tuple("record.bin").batched(
+        BATCH, collation_fn=lambda items: unpack_all([item for (item,) in items])
+    )
+    return lambda epoch: iter(pipeline)
+
+
+def mosaic(records: Records, folder: Path) -> RunEpoch:
+    """MosaicML Streaming with records as bytes and its fastest shuffle (py1s), batched here.
+
+    It has one canonical node, because with 64 it would repeat positions until all have equally many.
+    """
+    from streaming import MDSWriter, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    clean_stale_shared_memory()
+    with MDSWriter(out=str(folder), columns={"record": "bytes"}) as writer:
+        for record in records:
+            writer.write({"record": record.tobytes()})
+    dataset = StreamingDataset(
+        local=str(folder), shuffle=True, shuffle_algo="py1s", num_canonical_nodes=1, batch_size=BATCH
+    )
+    return lambda epoch: _in_batches(sample["record"] for sample in dataset)
 
 
 def grain(records: Records, folder: Path) -> RunEpoch:
@@ -176,6 +235,9 @@ def _data_loader(dataset: _Items | _Batches, workers: int) -> RunEpoch:
 PEERS = {
     "litdata": Peer(litdata, 1_000_000),
     "datasets": Peer(datasets_map, 1_000_000),
+    "datasets-streaming": Peer(datasets_stream, 20_000),
+    "webdataset": Peer(webdataset, 20_000),
+    "mosaicml-streaming": Peer(mosaic, 20_000),
     "grain": Peer(grain, 100_000),
     "torch-items": Peer(torch_items, 200_000),
     "torch-batches": Peer(torch_batches, 1_000_000),

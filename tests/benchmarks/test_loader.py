@@ -31,6 +31,9 @@ RACES: dict[str, dict[tuple[str, str], float]] = {
     "random positions": {
         ("exact", "litdata"): 5,
         ("exact", "datasets"): 4,
+        ("exact", "datasets-streaming"): 20,
+        ("exact", "webdataset"): 20,
+        ("exact", "mosaicml-streaming"): 20,
         ("exact", "grain"): 10,
         ("exact", "torch-items"): 5,
         ("exact", "torch-batches"): 4,
