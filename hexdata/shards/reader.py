@@ -17,10 +17,10 @@ from hexdata.pool import read_ahead
 from hexdata.schema import is_target
 from hexdata.shards.block_check import check_block
 from hexdata.shards.blocks import POLICY_FIELDS, SPARSE_FIELDS, Block, block_fields
-from hexdata.shards.cache import AnySource
+from hexdata.shards.cache import AnySource, CachedSource
 from hexdata.shards.format import MAX_BLOCK_BYTES, parse_blocks
 from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry, ShardManifest, broken_shard
-from hexdata.shards.sources import ShardSource
+from hexdata.shards.sources import ByteStream, ShardSource
 
 _DIFFERS: Final = "the shard does not match the manifest"
 
@@ -127,31 +127,36 @@ class BlockReader:
         # Without an end the source is read to its own, so that bytes after the listed ones are found.
         until = None if stop == count else starts[stop]
 
-        def read() -> Generator[tuple[bytes, str], None, None]:
-            with self._source.open(entry.name, starts[first], until, size=entry.bytes) as stream:
-                for number in range(first, stop):
-                    at, size = starts[number], starts[number + 1] - starts[number]
-                    # Before it is read: a source may send any number of bytes.
-                    if size > MAX_BLOCK_BYTES:
-                        found, expected = f"{size:,} bytes", f"at most {MAX_BLOCK_BYTES:,}"
-                        raise broken_shard(_DIFFERS, address, f"block {number}", found, expected)
-                    data = stream.read(size)
-                    if len(data) < size:
-                        stream.finish()  # raises a more precise error if the source failed
-                        record, found = "end of the shard", f"{at + len(data)} bytes"
-                        raise broken_shard(_DIFFERS, address, record, found, entry.bytes)
-                    yield data, hashlib.sha256(data).hexdigest()
-                if stop == count:
-                    stream.finish()
+        def read(stream: ByteStream) -> Generator[tuple[bytes, str], None, None]:
+            for number in range(first, stop):
+                at, size = starts[number], starts[number + 1] - starts[number]
+                # Before it is read: a source may send any number of bytes.
+                if size > MAX_BLOCK_BYTES:
+                    found, expected = f"{size:,} bytes", f"at most {MAX_BLOCK_BYTES:,}"
+                    raise broken_shard(_DIFFERS, address, f"block {number}", found, expected)
+                data = stream.read(size)
+                if len(data) < size:
+                    stream.finish()  # raises a more precise error if the source failed
+                    record, found = "end of the shard", f"{at + len(data)} bytes"
+                    raise broken_shard(_DIFFERS, address, record, found, entry.bytes)
+                yield data, hashlib.sha256(data).hexdigest()
+            if stop == count:
+                stream.finish()
 
-        # Reading and hashing takes as long as parsing, and does not need Python's lock.
-        with closing(read_ahead(read())) as blocks:
-            for number, (data, digest) in enumerate(blocks, start=first):
-                # First, since its errors name the byte.
-                block = self._parse(data, starts[number], number, entry, address)
-                if digest != (expected := entry.blocks[number][1]):
-                    raise broken_shard(_DIFFERS, address, f"SHA-256 of block {number}", digest, expected)
-                yield block
+        with self._source.open(entry.name, starts[first], until, size=entry.bytes) as stream:
+            blocks = read(stream)
+            # Reading and hashing takes as long as parsing, and does not need Python's lock. Only of a file of
+            # this machine: after Ctrl-C, the thread would wait for a slow source.
+            if isinstance(self._source, CachedSource) or self._source.is_local:
+                blocks = read_ahead(blocks)
+            with closing(blocks):
+                for number, (data, digest) in enumerate(blocks, start=first):
+                    # First, since its errors name the byte.
+                    block = self._parse(data, starts[number], number, entry, address)
+                    if digest != (expected := entry.blocks[number][1]):
+                        record = f"SHA-256 of block {number}"
+                        raise broken_shard(_DIFFERS, address, record, digest, expected)
+                    yield block
 
     def _parse(self, data: bytes, begin: int, number: int, entry: ShardEntry, address: str) -> Block:
         """Return the needed arrays of a block, as views of its bytes, after checking them.

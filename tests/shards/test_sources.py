@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import threading
 from contextlib import nullcontext
 from functools import partial
@@ -257,6 +258,17 @@ def test_closing_a_stream_kills_the_children_of_the_command():
         assert len(processes) >= 4  # two shells, sleep and cat
     _, alive = psutil.wait_procs(processes, timeout=60)
     assert alive == []
+
+
+def test_ctrl_c_ends_a_loader_that_waits_for_a_command(make_shards, tmp_path, monkeypatch):
+    shards, ended = make_shards(train=20).path, tmp_path / "ended"
+    stall = f"head -c 99 {shards}/{{name}}; sleep 40; touch {ended}"
+    command = f"case {{name}} in *.tar) {stall};; *) cat {shards}/{{name}};; esac"
+    loader, wait = Loader(f"pipe:{command}", mode="stream", batch_size=4), sources.wait
+    monkeypatch.setattr(sources, "wait", lambda *given: (signal.raise_signal(signal.SIGINT), wait(*given)))
+    with pytest.raises(KeyboardInterrupt):
+        list(loader)
+    assert not ended.exists()
 
 
 # --- manifests ---------------------------------------------------------------------------------------
