@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,7 +26,6 @@ from hypothesis import HealthCheck, settings
 from hexdata import retry as retries
 from hexdata.board import pack_boards
 from hexdata.cards import CARDS
-from hexdata.cli import main
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.formats.trmph import write_trmph
 from hexdata.policy import SparsePolicies
@@ -74,7 +72,6 @@ DERIVED = frozenset({DATABASE_NAME, *CARDS})
 StoreBytes = Callable[[Path], dict[str, str]]
 WriteOddStore = Callable[..., Path]
 CopyStore = Callable[..., Path]
-RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -365,24 +362,6 @@ def copy_store(tmp_path: Path) -> CopyStore:
         return shutil.copytree(store, tmp_path / name)
 
     return copy
-
-
-@pytest.fixture
-def run_cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunCli:
-    """Return ``run_cli(*arguments)``: runs ``hexdata`` in this process, which saves the start of another."""
-
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr("sys.argv", ["hexdata", *map(str, arguments)])
-        capsys.readouterr()
-        code: Any = 0
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code or 0
-        output, errors = capsys.readouterr()
-        return subprocess.CompletedProcess(sys.argv, code, output, errors)
-
-    return run
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from hexdata.pipeline import load_config, run_config
 from hexdata.shuffle import ShuffleOptions, shuffle_store
 from hexdata.storage import as_path
 from hexdata.verify import VerifyOptions, check_round_trip, verify_store
+from tests.kit.command_line import hexdata_run
 from tests.object_store import ACCESS_KEY, SECRET_KEY
 
 
@@ -53,27 +54,27 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_finds_the_same(both, name, run_cli):
-    disk, bucket = (run_cli(*(w.format(*place) for w in COMMANDS[name]), "--json") for place in both)
-    assert (disk.returncode, disk.stdout, disk.stderr) == (0, bucket.stdout, bucket.stderr)
-    assert json.loads(disk.stdout)
+def test_a_command_finds_the_same(both, name):
+    disk, bucket = (hexdata_run(*(w.format(*place) for w in COMMANDS[name]), "--json") for place in both)
+    assert (disk.status, disk.out, disk.err) == (0, bucket.out, bucket.err)
+    assert json.loads(disk.out)
 
 
-def test_a_store_may_be_a_whole_bucket(bucket, trmph_store, run_cli):
+def test_a_store_may_be_a_whole_bucket(bucket, trmph_store):
     """Only the path of a bucket ends with a slash."""
     put(trmph_store, bucket)
     query, places = (
         "SELECT count(*), sum(value) FROM positions",
         (trmph_store, bucket, str(bucket).rstrip("/")),
     )
-    found = [run_cli("sql", place, query) for place in places]
-    assert found[0].returncode == 0
-    assert {each.stdout for each in found} == {found[0].stdout}
-    assert json.loads(run_cli("verify", bucket, "--json").stdout)["ok"]
-    wrong = [run_cli("sql", place, "FROM read_csv('a')").stderr for place in places]
+    found = [hexdata_run("sql", place, query) for place in places]
+    assert found[0].status == 0
+    assert {each.out for each in found} == {found[0].out}
+    assert hexdata_run("verify", bucket, "--json").facts["ok"]
+    wrong = [hexdata_run("sql", place, "FROM read_csv('a')").err for place in places]
     assert wrong[0] == wrong[1]
-    refused = run_cli("sql", bucket, query, "--parquet", bucket / "a.parquet")
-    assert "the output file must not be in the store" in refused.stderr
+    refused = hexdata_run("sql", bucket, query, "--parquet", bucket / "a.parquet")
+    assert "the output file must not be in the store" in refused.err
 
 
 def _cut(path):
@@ -95,14 +96,14 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_verify_names_what_is_damaged(bucket, trmph_store, copy_store, run_cli, name):
+def test_verify_names_what_is_damaged(bucket, trmph_store, copy_store, name):
     local, told = copy_store(trmph_store), []
     put(local, bucket / "store")
     for store in (local, bucket / "store"):
         DAMAGES[name](store / name.replace("foreign", "games/foreign"))
-        ran = run_cli("verify", store, "--json")
-        assert ran.returncode == 1
-        told.append(json.loads(ran.stdout.replace(str(store), "STORE")))
+        ran = hexdata_run("verify", store, "--json")
+        assert ran.status == 1
+        told.append(json.loads(ran.out.replace(str(store), "STORE")))
     assert told[0] == told[1]
     (check,) = [check for check in told[0]["checks"] if not check["ok"]]
     assert name in check["detail"]

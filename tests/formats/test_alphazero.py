@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
 import tracemalloc
 from collections import deque
@@ -18,6 +17,7 @@ import pytest
 from hexdata.board import RED, replay
 from hexdata.errors import FormatError
 from tests.demo_games import demo_games
+from tests.kit.command_line import hexdata_run
 from tests.kit.sources import read_source
 
 N = 5
@@ -171,16 +171,16 @@ def test_a_stated_convention_reads_positions_in_any_order(tmp_path: Path, edges:
         assert [row["line_idx"] for row in found] == np.cumsum([not row[0].any() for row in ROWS]).tolist()
 
 
-def test_games_in_order_are_games_although_they_were_resigned(tmp_path: Path, run_cli: Any) -> None:
+def test_games_in_order_are_games_although_they_were_resigned(tmp_path: Path) -> None:
     rows = [row for row in played(12) if row[0].sum() < 6]
     path, store = save(tmp_path / "a.pkl", written(rows, "to move", "to move")), tmp_path / "store"
-    done = run_cli("convert", path, store, "--max-reject-rate", "0")
-    assert "--alphazero-convention STONES/EDGES/VALUES" in done.stderr
-    done = run_cli("convert", path, store, "--alphazero-convention", "mover/top-bottom/mover", "--json")
-    result = json.loads(done.stdout)
+    done = hexdata_run("convert", path, store, "--max-reject-rate", "0")
+    assert "--alphazero-convention STONES/EDGES/VALUES" in done.err
+    done = hexdata_run("convert", path, store, "--alphazero-convention", "mover/top-bottom/mover", "--json")
+    result = done.facts
     assert (result["positions"], result["games"], result["rejected"]) == (72, 12, 0)
-    assert run_cli("verify", store, "--round-trip", path).returncode == 0
-    assert run_cli("convert", path, store, "--alphazero-convention", "mover/mover").returncode == 2
+    assert hexdata_run("verify", store, "--round-trip", path).status == 0
+    assert hexdata_run("convert", path, store, "--alphazero-convention", "mover/mover").status == 2
 
 
 def test_files_of_another_layout_are_refused_with_keys_and_shapes(tmp_path: Path) -> None:

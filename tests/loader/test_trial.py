@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from hexdata.loader import Loader
+from tests.kit.command_line import hexdata_run
 
 if TYPE_CHECKING:
-    from tests.conftest import RunCli
     from tests.shard_folder import ShardFolder
 
 
 @pytest.mark.parametrize("mode", ["exact", "stream"])
-def test_the_result_describes_the_epochs(shards: ShardFolder, run_cli: RunCli, mode: Any) -> None:
+def test_the_result_describes_the_epochs(shards: ShardFolder, mode: Any) -> None:
     options = ("--epochs", 2, "--batch-size", 40, "--seed", 3, "--mode", mode, "--json")
-    result = json.loads(run_cli("load", shards.path, *options).stdout)
+    result = hexdata_run("load", shards.path, *options).facts
     loader = Loader(shards.path, batch_size=40, seed=3, mode=mode, fields=("position_id",))
     assert (result["split"], result["mode"], result["positions"]) == ("train", mode, 134)
     assert result["seconds_to_open"] > 0
     for number, stats in enumerate(result["epochs"]):
         ids = [batch["position_id"].tolist() for batch in loader]
-        assert [stats[name] for name in ("epoch", "batches", "delivered", "positions")] == [
-            number,
-            4,
-            134,
-            134,
-        ]
+        counts = [stats[name] for name in ("epoch", "batches", "delivered", "positions")]
+        assert counts == [number, 4, 134, 134]
         assert stats["first_ids"] == ids[0][:5]
         assert stats["digest"] == loader.epoch_digest
         assert stats["value_mean"] == pytest.approx(np.mean(shards.splits["train"]["value"]))
@@ -42,9 +37,9 @@ def test_the_result_describes_the_epochs(shards: ShardFolder, run_cli: RunCli, m
     }
 
 
-def test_weights_are_checked_by_their_counts(shards: ShardFolder, run_cli: RunCli) -> None:
+def test_weights_are_checked_by_their_counts(shards: ShardFolder) -> None:
     weights = "if(position_id % 2 = 0, 1.5, 0)"
-    result = json.loads(run_cli("load", shards.path, "--epochs", 2, "--weights", weights, "--json").stdout)
+    result = hexdata_run("load", shards.path, "--epochs", 2, "--weights", weights, "--json").facts
     for stats in result["epochs"]:
         assert (stats["weight_sum"], stats["positions"]) == (1.5 * 67, 67)
         assert abs(stats["delivered"] - stats["weight_sum"]) < 1

@@ -26,6 +26,7 @@ from hexdata.store.commands import stage_command
 from hexdata.store.journal import JOURNAL_NAME
 from hexdata.store.parquet import write_parquet
 from hexdata.verify import verify_store
+from tests.kit.command_line import hexdata_run
 from tests.pages.conftest import HOSTILE
 
 EMPTY = {"meta", "link", "path", "use", "br"}
@@ -134,15 +135,15 @@ def test_spread_counts_the_buckets_of_each_game(reports, kind: str) -> None:
     assert spread.games == len(before) == pytest.approx(sum(spread.chance))
 
 
-def test_the_commands_of_the_lineage_reproduce_the_digests(reports, demo_store, tmp_path, run_cli) -> None:
+def test_the_commands_of_the_lineage_reproduce_the_digests(reports, demo_store, tmp_path) -> None:
     facts, again = reports["good"][0].facts, tmp_path / "again"
     for stage in facts.stages:
         if stage.lineage:
             words = stage_command(stage.stage, stage.lineage, "STORE").split()
             arguments = {"STORE": str(again), "INPUT...": str(demo_store.parent / "legacy")}
             alone = "--threads" if stage.stage == "shuffle" else "--workers"  # does not change the bytes
-            done = run_cli(*(arguments.get(word, word) for word in words[1:]), alone, 1)
-            assert done.returncode == 0, done.stderr
+            done = hexdata_run(*(arguments.get(word, word) for word in words[1:]), alone, 1)
+            assert done.status == 0, done.err
     repeated = write_report(again).facts
     assert [stage.digest for stage in repeated.stages] == [stage.digest for stage in facts.stages]
     assert repeated.manifest_sha256 == facts.manifest_sha256

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -34,10 +34,8 @@ from hexdata.sql import run_query
 from hexdata.storage import address
 from tests.demo_games import demo_games
 from tests.kit.addresses import ADDRESSES, SECRET, is_hidden
+from tests.kit.command_line import hexdata_run
 from tests.pairs import FULL
-
-if TYPE_CHECKING:
-    from tests.conftest import RunCli
 
 COMMANDS = [
     "info {}",
@@ -215,7 +213,7 @@ def server(shards: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("form", ["{server}/{{name}}?sig={secret}", "pipe:cat {shards}/{{name}} # {secret}"])
 def test_a_loader_that_works_shows_no_secret(
-    shards: Path, server: str, form: str, run_cli: RunCli, caplog: Any, tmp_path: Path
+    shards: Path, server: str, form: str, caplog: Any, tmp_path: Path
 ) -> None:
     address = form.format(server=server, shards=shards, secret=SECRET)
     caplog.set_level(logging.DEBUG)
@@ -225,9 +223,9 @@ def test_a_loader_that_works_shows_no_secret(
     assert is_hidden(repr(states) + repr(loader) + repr(loader.options) + repr(loader.manifest) + caplog.text)
     assert is_hidden(repr(make_source(address)))
     for output in ([], ["--json"], ["--cache", tmp_path / "copies"]):
-        done = run_cli("load", address, "--batch-size", 16, *output)
-        assert done.returncode == 0
-        assert is_hidden(done.stdout + done.stderr)
+        done = hexdata_run("load", address, "--batch-size", 16, *output)
+        assert done.status == 0
+        assert is_hidden(done.out + done.err)
     assert files_with_secret(tmp_path) == []
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import RunCli
+from tests.kit.command_line import hexdata_run
 
 LIMIT = 1_300_000_000
 PATIENT = 300.0
@@ -112,12 +112,10 @@ def test_a_long_filter_is_refused(served: Served) -> None:
     ],
     ids=lambda arguments: f"{arguments[0]} {arguments[-2]}",
 )
-def test_every_command_refuses_a_long_text(
-    arguments: tuple[str, ...], trmph_store: Path, run_cli: RunCli
-) -> None:
+def test_every_command_refuses_a_long_text(arguments: tuple[str, ...], trmph_store: Path) -> None:
     """DuckDB's parser would need memory for it without a limit."""
     text = "move = 1 OR " * 4_000 + "true"
-    done = run_cli(*(argument.format(store=trmph_store, text=text) for argument in arguments))
-    assert done.returncode == 2
-    assert "too long" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    done = hexdata_run(*(argument.format(store=trmph_store, text=text) for argument in arguments))
+    assert done.status == 2
+    assert "too long" in done.err
+    assert len(done.err.splitlines()) == 1

@@ -12,7 +12,7 @@ import pytest
 
 from hexdata.convert import ConvertOptions, convert_sources
 from hexdata.verify import verify_store
-from tests.conftest import RunCli
+from tests.kit.command_line import hexdata_run
 from tests.kit.formats import HOSTILE_TEXTS, pickle_of, some_example, some_game
 
 NOT_TEXTS: dict[str, Any] = {
@@ -102,7 +102,7 @@ def texts() -> Iterator[tuple[str, tuple[bytes, int]]]:
 
 
 @pytest.mark.parametrize("make", [pickles, keys, texts])
-def test_no_text_ends_a_conversion_or_loses_a_record(tmp_path: Path, make: Any, run_cli: RunCli) -> None:
+def test_no_text_ends_a_conversion_or_loses_a_record(tmp_path: Path, make: Any) -> None:
     files: Files = dict(make())
     (tmp_path / "in").mkdir()
     for name, (content, _) in files.items():
@@ -119,8 +119,8 @@ def test_no_text_ends_a_conversion_or_loses_a_record(tmp_path: Path, make: Any, 
     assert not lost
     verify_store(tmp_path / "store").require()
     for arguments in (["info"], ["sql", "SELECT name, model, notes FROM sources"], ["report"]):
-        done = run_cli(arguments[0], tmp_path / "store", *arguments[1:])
-        assert done.returncode == 0, done.stderr
+        done = hexdata_run(arguments[0], tmp_path / "store", *arguments[1:])
+        assert done.status == 0, done.err
 
 
 def test_a_comment_is_no_part_of_its_game(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Every file is written from random moves, and what is expected follows from these
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from hexdata.export import ExportOptions, PicklesOptions, export_pickles
 from hexdata.report import write_report
 from hexdata.shuffle import ShuffleOptions
 from hexdata.verify import check_round_trip, verify_store
-from tests.conftest import RunCli
+from tests.kit.command_line import hexdata_run
 from tests.legacy_pickles import assert_same, load_pickle, save_pickle
 from tests.loader.game_stores import FEW, assert_modes_agree, write_shards
 from tests.pairs import FULL
@@ -275,7 +274,7 @@ def test_a_soft_policy_in_a_shuffled_file_without_ids(tmp_path: Path) -> None:
     assert all(each.ok for each in check_round_trip(tmp_path / "store", tmp_path / "in"))
 
 
-def test_positions_without_a_game_are_named_everywhere(tmp_path: Path, run_cli: RunCli) -> None:
+def test_positions_without_a_game_are_named_everywhere(tmp_path: Path) -> None:
     """Two of the games of a tuple file lack their first board, so that their beginning is unknown."""
     rng = np.random.default_rng(12)
     games = [play(rng.permutation(CELLS)[: 7 + i % 3].tolist(), i % 2) for i in range(60)]
@@ -286,14 +285,14 @@ def test_positions_without_a_game_are_named_everywhere(tmp_path: Path, run_cli: 
     write(tmp_path / "in", "tuples", games)
     expected = sum(len(game.boards) for game in lost)
     store = tmp_path / "store"
-    printed = run_cli("convert", tmp_path / "in", store)
+    printed = hexdata_run("convert", tmp_path / "in", store)
     told = f"{expected:,} of {sum(len(game.boards) for game in games):,} positions"
-    assert told in " ".join((printed.stdout + printed.stderr).split())
-    again = json.loads(run_cli("convert", tmp_path / "in", tmp_path / "again", "--json").stdout)
+    assert told in " ".join((printed.out + printed.err).split())
+    again = hexdata_run("convert", tmp_path / "in", tmp_path / "again", "--json").facts
     assert (again["without_game"], again["games"]) == (expected, len(whole))
 
-    assert told in " ".join(run_cli("info", store).stdout.split())
-    assert json.loads(run_cli("info", store, "--json").stdout)["without_game"] == expected
+    assert told in " ".join(hexdata_run("info", store).out.split())
+    assert hexdata_run("info", store, "--json").facts["without_game"] == expected
 
     shuffle_store(store, ShuffleOptions(seed=1, buckets=2, threads=1))
     export_shards(store, ExportOptions(workers=1))
@@ -307,4 +306,4 @@ def test_positions_without_a_game_are_named_everywhere(tmp_path: Path, run_cli: 
     write(tmp_path / "whole", "tuples", whole)
     assert convert(tmp_path / "whole", tmp_path / "known").without_game == 0
     for command in ("info", "verify"):
-        assert "no known game" not in run_cli(command, tmp_path / "known").stdout
+        assert "no known game" not in hexdata_run(command, tmp_path / "known").out

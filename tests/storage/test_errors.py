@@ -11,13 +11,14 @@ import pytest
 
 from hexdata.storage import address, storage_of, translate_errors
 from hexdata.storage.errors import fault_behind
+from tests.kit.command_line import hexdata_run
 from tests.object_store import ACCESS_KEY, SECRET_KEY, Fault
 
 NUMBERS = itertools.count()
 
 
 @pytest.fixture
-def said(object_store, monkeypatch, run_cli):
+def said(object_store, monkeypatch):
     """Return ``said(*words, timeout)``: the line of a command that fails, with a new client."""
     config = {**address._OPTIONS["s3"]["config_kwargs"]}
     config["retries"] = {"mode": "standard", "total_max_attempts": 2}
@@ -26,11 +27,11 @@ def said(object_store, monkeypatch, run_cli):
         # A client reads the environment when it is created.
         own = {**config, "read_timeout": timeout, "user_agent_extra": f"test-{next(NUMBERS)}"}
         monkeypatch.setitem(address._OPTIONS["s3"], "config_kwargs", own)
-        done = run_cli(*words)
-        assert done.returncode == 1
-        assert len(done.stderr.splitlines()) == 1, done.stderr
-        assert not any(secret in done.stderr for secret in (SECRET_KEY, ACCESS_KEY))
-        return done.stderr
+        done = hexdata_run(*words)
+        assert done.status == 1
+        assert len(done.err.splitlines()) == 1, done.err
+        assert not any(secret in done.err for secret in (SECRET_KEY, ACCESS_KEY))
+        return done.err
 
     yield run
     object_store.fail()
