@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Final, TypeVar
 
 from hexdata.errors import BudgetError
@@ -21,11 +20,15 @@ def read_ahead(items: Generator[_T, None, None]) -> Generator[_T, None, None]:
 
     The items are made one after the other. Their generator is closed with this one.
     """
-    with closing(items), ThreadPoolExecutor(1, "hexdata-ahead") as executor:
-        coming = executor.submit(next, items, None)
-        while (item := coming.result()) is not None:
+    with ThreadPoolExecutor(1, "hexdata-ahead") as executor:
+        try:
             coming = executor.submit(next, items, None)
-            yield item
+            while (item := coming.result()) is not None:
+                coming = executor.submit(next, items, None)
+                yield item
+        finally:
+            # In the thread, which may still make an item if a second Ctrl-C ends the wait for it.
+            executor.submit(items.close)
 
 
 def fitting(memory: int, requested: int | None, most: int, each: int, base: int, noun: str) -> int:
