@@ -81,6 +81,7 @@ class GunzipFile(io.RawIOBase):
         # The reader of zlib decompresses into the buffer of the caller.
         self._reader: Any = zlib_ng._GzipReader(raw, _INPUT) if is_gzip(raw.peek(2)) else raw
         self._step = _OUTPUT
+        self._passed = 0  # bytes to pass over, which the first reader returned
         self._damage: FormatError | None = None
         self._decoder: codecs.IncrementalDecoder | None = None  # of a text in UTF-16
         self._text = b""  # text that did not fit into the last buffer
@@ -117,6 +118,11 @@ class GunzipFile(io.RawIOBase):
         """Read decompressed bytes into a buffer and return their number."""
         count = 0
         try:
+            while self._passed:
+                size = self._reader.readinto(bytearray(min(self._passed, _OUTPUT)))
+                if not size:
+                    raise EOFError  # the file was cut meanwhile
+                self._passed -= size
             while count < len(view) and self._damage is None:
                 size = self._reader.readinto(view[count : count + self._step])
                 count += size
@@ -124,7 +130,11 @@ class GunzipFile(io.RawIOBase):
                     break
         except (EOFError, zlib_ng.error, zlib.error, gzip.BadGzipFile) as error:  # type: ignore[misc]  # hidden in its stub
             if self._salvage and self._step > 1:
-                self._read_again()
+                # A call of zlib that meets damage loses the bytes that it has decompressed before it, so each
+                # call reads one byte from here. Of the last byte of a member, Python's reader compares the
+                # checksum with the next call.
+                self._raw.seek(0)
+                self._reader, self._step, self._passed = gzip._GzipReader(self._raw), 1, self.offset
                 return self._read(view)
             code = Reason.TRUNCATED if isinstance(error, EOFError) else Reason.CORRUPT_GZIP
             reason = "the gzip stream is damaged or ends before its end marker"
@@ -139,17 +149,6 @@ class GunzipFile(io.RawIOBase):
         # Checked after each step, so that a bomb exceeds a limit by one step at most.
         self._limits.check_sizes(self.offset, self._raw.tell())
         return count
-
-    def _read_again(self) -> None:
-        """Go to the same offset again, from where each call reads one byte.
-
-        A call of zlib that meets damage loses the bytes that it has decompressed before it; of the last byte
-        of a member, Python's reader compares the checksum with the next call.
-        """
-        self._raw.seek(0)
-        self._reader, self._step, left = gzip._GzipReader(self._raw), 1, self.offset
-        while left:
-            left -= self._reader.readinto(bytearray(min(left, _OUTPUT)))
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""

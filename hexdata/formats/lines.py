@@ -253,7 +253,8 @@ def _is_hexworld(head: bytes, name: str) -> bool:
     game = games_of(first)
     # Latin-1 has a character for every byte, so that a damaged line can be compared, too.
     link = (game if b"hexworld.org" in game.lower() else first).decode("latin-1").lower()
-    has_link = _LINK_START.match(link) or (_LATER_LINK.search(head) and not has_trmph(head))
+    is_other = _SEVERAL.fullmatch(link) or has_trmph(head)
+    has_link = _LINK_START.match(link) or (_LATER_LINK.search(head) and not is_other)
     return ".hexworld" in name or (b"\0" not in head and bool(has_link))
 
 

@@ -43,7 +43,7 @@ class PlayHexReader(GameReader):
         self._note("other_encodings", not is_utf8(data))
         data = data.removeprefix(BOM_UTF8).decode(errors="replace").encode()  # names in another encoding
         if data.lstrip().startswith(b"{") and _NEXT_LINE.search(data):
-            data = b"[" + _NEXT_LINE.sub(b"},{", data) + b"]"
+            data = b"[" + _NEXT_LINE.sub(b"},\n{", data) + b"]"
         try:
             content = read_json(data, self.path, what="this file", metadata=True)
         except StoreError as wrong:

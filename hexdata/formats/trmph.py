@@ -74,10 +74,6 @@ class TrmphReader(LineReader):
     def __init__(self, path: str | AnyPath, *, has_sidecar: bool = True, **options: Any) -> None:
         super().__init__(path, **options)
         self._sidecar: SidecarReader | None = None
-        renamed = _NO_TEXT.sub(".trmph", self.path.name)
-        if renamed != self.path.name and find_sidecar(self.path.parent / renamed):
-            reason = f"games with a sidecar, in a file with the name of positions; rename it to {renamed}"
-            raise FormatError(reason, Reason.SIDECAR_MISMATCH)
         if has_sidecar and (found := find_sidecar(self.path)):
             self._sidecar = self._opened.enter_context(SidecarReader(found, salvage=self._salvage))
             self.targets = ("policy_weight",)
@@ -86,7 +82,13 @@ class TrmphReader(LineReader):
         """Read the file once; see :class:`SourceReader`."""
         # The rest of the sidecar comes after the last batch: a file of another board size is left out, not
         # refused, and only its records show its size.
-        yield from super().batches()
+        renamed = _NO_TEXT.sub(".trmph", self.path.name)
+        is_misnamed = renamed != self.path.name and find_sidecar(self.path.parent / renamed)
+        for batch in super().batches():
+            if is_misnamed:  # an empty file may have any name
+                reason = f"games with a sidecar, in a file with the name of positions; rename it to {renamed}"
+                raise FormatError(reason, Reason.SIDECAR_MISMATCH)
+            yield batch
         # The sidecar of a growing file may have records of games after the part.
         is_whole = self._part is None or (storage_of(self.path).size() or 0) <= self._part.stop
         if self._sidecar is not None and self.damage is None and is_whole:

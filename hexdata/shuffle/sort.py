@@ -145,9 +145,11 @@ class Sort:
         batch_rows = max(min(_BATCH_ROWS, _BATCH_BYTES // self.limits.row), 1)
         for condition in self._conditions(con, keyed, buckets):
             # Only what is written, since each column of the sort takes time and temporary disk space. A text
-            # of the winner takes 16 bytes, and an ENUM one.
+            # of the winner takes 16 bytes, and an ENUM one; all invalid winners are the third of its values.
+            winners = (*WINNERS, "neither")
+            winner = f"if(winner IN {WINNERS} OR winner IS NULL, winner, 'neither')::ENUM {winners} AS winner"
             query = f"""
-                SELECT * EXCLUDE (split, bucket, sort_key) REPLACE (winner::ENUM {WINNERS} AS winner)
+                SELECT * EXCLUDE (split, bucket, sort_key) REPLACE ({winner})
                 FROM ({keyed}) WHERE {condition} ORDER BY bucket_key, sort_key
             """
             for batch in con.sql(query).to_arrow_reader(batch_rows):

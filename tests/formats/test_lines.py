@@ -212,6 +212,7 @@ def test_memory_does_not_grow_with_file_or_line_length(read_text):
         ("# games\n\n11r9c1,a1b2", "a.txt", "hexworld"),
         ("11,a1b2c3", "a.txt", "hexworld"),
         ("name,link\nx,https://hexworld.org/board/#11c1,a1b2:rb", "a.csv", "hexworld"),
+        ("a1 b2\nhttps://hexworld.org/board/#11c1,a1b2:rb", "a.txt", "moves"),
         ("#11c1,a1b2", "a.trmph", "hexworld"),
         ("http://www.trmph.com/hex/board#11,a1b2 b", "a.txt", "trmph"),
         ("#11,a1b2:rb", "a.hexworld.gz", "hexworld"),

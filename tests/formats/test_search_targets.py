@@ -395,10 +395,13 @@ def test_a_refused_source_is_known_with_its_sidecar(tmp_path: Path) -> None:
 def test_any_text_may_have_a_sidecar_but_no_pickle(tmp_path: Path, suffix: str) -> None:
     folder, path = tmp_path / "in", write(tmp_path / "in")
     path.with_suffix(".pkl.gz").write_bytes(gzip.compress(b"\x80\x04}")[:-6])
+    path.with_suffix(".npz").touch()
     text = path.rename(path.with_suffix(suffix))
     assert convert(tmp_path / "store", folder, text).skipped_files == {}
     assert None not in {row["policy_weight"] for row in rows_of(tmp_path / "store", "positions")}
-    assert [each.ok for each in check_round_trip(tmp_path / "store", [folder])] == [True, True]
+    trips = check_round_trip(tmp_path / "store", [folder])
+    assert [each.ok for each in trips] == [True] * 3
+    assert [each.name for each in trips if not each.checked] == ["in/a.pkl.gz"]
     with pytest.raises(RejectRateError, match=r"rename it to a\.trmph"):
         convert(tmp_path / "other", text.rename(path.with_suffix(".pkl")), max_reject_rate=0.01)
 

@@ -7,6 +7,7 @@ import gzip
 import io
 import lzma
 import math
+import random
 import sys
 import tracemalloc
 import zlib
@@ -61,6 +62,17 @@ def test_an_empty_gzip_stream_is_truncated(tmp_path):
     with pytest.raises(FormatError) as caught:
         open_source(path)
     assert (caught.value.code, caught.value.path) == ("truncated", str(path))
+
+
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_file_that_is_cut_while_it_is_salvaged_is_truncated(tmp_path, left):
+    path, data = tmp_path / "a.gz", gzip.compress(random.Random(1).randbytes(300_000))
+    path.write_bytes(data[:-100_000])
+    with GunzipFile(path.open("rb"), LIMITS, salvage=True) as file:
+        assert file.read(100_000)
+        path.write_bytes(data[:left])
+        with pytest.raises(FormatError, match="ends before"):
+            list(iter(partial(file.read, 100_000), b""))
 
 
 GAMES = {

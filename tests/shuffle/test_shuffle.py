@@ -21,6 +21,7 @@ from hexdata.shuffle.plan import SortLimits
 from hexdata.store import Store
 from hexdata.verify import verify_store
 from tests.kit.whole import SHUFFLE, STAGES
+from tests.verify.altered import Altered
 
 SEED = 7
 GRID: dict[str, dict[str, Any]] = {
@@ -193,6 +194,13 @@ def test_a_lost_position_is_never_published(odd_store, copy_store, monkeypatch):
     assert "shuffle" not in Store.open(store).manifest.stages
     assert shuffle_store(store).resumed == 0
     verify_store(store).require()
+
+
+def test_an_invalid_position_is_named(odd_store, copy_store):
+    store = Altered(copy_store(odd_store))
+    store.cell("positions/part-000000.parquet", "winner", 3, "GREEN")
+    with pytest.raises(StoreError, match=r"position 3: .*expected BLUE, RED or null"):
+        shuffle_store(store.path)
 
 
 # --- the plan -----------------------------------------------------------------------------------------
