@@ -123,8 +123,9 @@ def _read_only_folder(path: Path) -> Path | None:
     """Return the folder in which no file can be written; None if one can, or if the file cannot be read."""
     # Not ``Path.is_dir``, which raises below a folder that cannot be read.
     folder = next((each for each in path.parents if os.path.isdir(each)), path)  # noqa: PTH112
-    is_unreadable = os.access(path, os.F_OK) and not os.access(path, os.R_OK)
-    return None if is_unreadable or os.access(folder, os.W_OK) else folder
+    is_readable = os.access(folder, os.R_OK | os.X_OK)
+    is_readable = is_readable and (os.access(path, os.R_OK) or not os.access(path, os.F_OK))
+    return folder if is_readable and not os.access(folder, os.W_OK) else None
 
 
 def disk_error_hint(error: OSError) -> str | None:

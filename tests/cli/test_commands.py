@@ -232,6 +232,8 @@ def test_a_read_only_store_is_named_with_a_remedy(
         ran = hexdata_run(command, store)
         assert ran.status == 1
         assert all(part in ran.err for part in (f"{store}: ", os.strerror(errno.EACCES), "the permissions"))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "cannot write" not in hexdata_run("shuffle", store).err, "a folder that cannot be read either"
     assert hexdata_run("info", store).status == 0
 
 
