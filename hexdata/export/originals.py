@@ -168,7 +168,6 @@ class Original:
             "value": pa.array(convert_values(value, self.value_sense or "blue-is-0")),
             "file_idx": legacy["file_idx"].combine_chunks(),
             "line_idx": legacy["line_idx"].combine_chunks(),
-            "winner": stored.column("winner").cast(pa.string()),
         }
         return _with_original_values(stored_to_raw(stored, columns))
 
@@ -178,13 +177,13 @@ def stored_to_raw(stored: pa.RecordBatch, columns: Mapping[str, pa.Array]) -> pa
 
     Args:
         stored: The positions.
-        columns: Columns of the result that differ from those of the store, with ``winner`` as text. Columns
-            that are neither here nor in the store are null.
+        columns: Columns of the result that differ from those of the store. Columns that are neither here nor
+            in the store are null.
     """
     known = dict(zip(stored.schema.names, stored.columns, strict=True))
     known |= {"record": stored.column("position_id"), **columns}
-    # The text may be a dictionary in another order than that of WINNERS.
-    known["winner"] = pc.index_in(known["winner"], pa.array(WINNERS))
+    # As text, since a dictionary may have another order than that of WINNERS.
+    known["winner"] = pc.index_in(known["winner"].cast(pa.string()), pa.array(WINNERS))
     boards = binary_matrix(stored.column("board"))
     return raw_batch(board_size_of(boards.shape[1]), (), boards, known)
 

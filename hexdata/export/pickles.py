@@ -27,7 +27,7 @@ from hexdata.export.originals import (
     stored_to_raw,
     without_masked_policies,
 )
-from hexdata.export.run import ExportFile, ExportRun, ReplacingOptions, exporting
+from hexdata.export.run import ExportFile, ReplacingOptions, exporting
 from hexdata.formats.legacy import DIALECTS, write_legacy
 from hexdata.json_models import read_metadata
 from hexdata.options import describe_options
@@ -146,27 +146,21 @@ def export_pickles(
     stage = f"pickles-{settings.order}"
     with exporting(store, stage, settings, progress, engine) as run:
         if not run.is_done:
-            _write_pickles(run, settings)
+            opened, folders, list_files = run.store, ("sources", "games", "positions"), _original_files
+            if settings.order == "shuffled":
+                require_buckets(opened)
+                folders, list_files = ("sources", "games", "shuffled"), _shuffled_files
+            # Once before any worker starts, so that no file is made from damaged ones.
+            require_intact(opened, folders, run.progress)
+            listed = list_files(opened, settings.level)
+            files = {f"pickles/{settings.order}/{name}": file for name, file in listed}
+            missing = run.resume(files, run.published)
+            run.write(files, missing, 1e-4)  # most of the time is for gzip
+            run.publish({"files": sum(name.endswith(PICKLE_SUFFIX) for name in files)})
     lineage = run.store.manifest.stages[stage]
     return PicklesResult(
         settings.order, lineage["positions"], lineage["files"], run.bytes, run.resumed, run.is_done
     )
-
-
-def _write_pickles(run: ExportRun, options: PicklesOptions) -> None:
-    """Write and publish the pickles that a store does not have."""
-    store = run.store
-    if options.order == "shuffled":
-        require_buckets(store)
-        folders, list_files = ("sources", "games", "shuffled"), _shuffled_files
-    else:
-        folders, list_files = ("sources", "games", "positions"), _original_files
-    # Once before any worker starts, so that no file is made from damaged ones.
-    require_intact(store, folders, run.progress)
-    files = {f"pickles/{options.order}/{name}": file for name, file in list_files(store, options.level)}
-    missing = run.resume(files, run.published)
-    run.write(files, missing, 1e-4)  # most of the time is for gzip
-    run.publish({"files": sum(name.endswith(PICKLE_SUFFIX) for name in files)})
 
 
 _WRITER_ERRORS: Final = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)

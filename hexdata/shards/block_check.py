@@ -104,7 +104,13 @@ def find_bad_value(
     for name in block if names is None else names:
         bad = find_bad_row(name, block[name], board_size, rows)
         if bad is None and name == "policy_cell":
-            bad = _find_bad_policy(block["policy_count"], block[name])
+            counts, cells = block["policy_count"], block[name]
+            wrong = np.zeros(len(cells), np.bool_)
+            wrong[1:] = cells[1:] <= cells[:-1]
+            firsts = np.cumsum(counts[:-1], dtype=np.int64)
+            # The first cell of each policy may be below the last one of the policy before.
+            wrong[firsts[firsts < len(cells)]] = False
+            bad = _first(wrong, cells, "ascending cells within each policy")
         if bad is not None:
             return bad._replace(field=name)
     return None
@@ -138,21 +144,6 @@ def find_bad_row(name: str, array: Array, board_size: int, rows: int | None = No
             row = int(np.flatnonzero(array == repeated[0])[1])
             return BadRow(row, f"{array[row]} again", "each id once")
     return None
-
-
-def _find_bad_policy(counts: Array, cells: Array) -> BadRow | None:
-    """Return the first cell of a policy that is not above the cell before it; None if all ascend.
-
-    Args:
-        counts: Number of cells of each policy, uint16 (k,).
-        cells: The cells of all policies, uint16 (sum of ``counts``,).
-    """
-    wrong = np.zeros(len(cells), np.bool_)
-    wrong[1:] = cells[1:] <= cells[:-1]
-    firsts = np.cumsum(counts[:-1], dtype=np.int64)
-    # The first cell of each policy may be below the last one of the policy before.
-    wrong[firsts[firsts < len(cells)]] = False
-    return _first(wrong, cells, "ascending cells within each policy")
 
 
 def _first(wrong: BoolArray, values: Array, expected: str) -> BadRow | None:

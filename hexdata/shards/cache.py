@@ -179,8 +179,16 @@ class CachedSource:
             _StoppedError: ``stopped()`` returned True.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        # Before this process locks anything, which would count as writing.
-        self._remove_abandoned()
+        # Remove what killed processes have left, before this process locks anything. A file whose lock is
+        # held is being written.
+        for left in self.folder.iterdir():
+            if unfinished := _UNFINISHED.fullmatch(left.name):
+                with (
+                    suppress(PermissionError),  # of another user
+                    locked(self.folder / f"{unfinished[1]}.lock", wait=False) as is_abandoned,
+                ):
+                    if is_abandoned:
+                        left.unlink(missing_ok=True)
         path = self.folder / f"{entry.sha256}.tar"
         with ExitStack() as locks:
             # One lock per pair of digits, so that shards are fetched in parallel but few lock files exist.
@@ -207,17 +215,6 @@ class CachedSource:
                 self._evict(entry.bytes)
             _mark_used(path)
             return path.open("rb")
-
-    def _remove_abandoned(self) -> None:
-        """Remove what killed processes have left. A file whose lock is held is being written."""
-        for path in self.folder.iterdir():
-            if unfinished := _UNFINISHED.fullmatch(path.name):
-                with (
-                    suppress(PermissionError),  # of another user
-                    locked(self.folder / f"{unfinished[1]}.lock", wait=False) as is_abandoned,
-                ):
-                    if is_abandoned:
-                        path.unlink(missing_ok=True)
 
     def _evict(self, needed: int) -> None:
         """Remove the least recently used copies until there is space for one of ``needed`` bytes."""

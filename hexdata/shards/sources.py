@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import string
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -163,9 +162,6 @@ class ByteStream:
         file: The open file, whose next byte is that at ``start``; None if it is opened later.
     """
 
-    _most = sys.maxsize
-    """Maximum number of bytes to read at once."""
-
     def __init__(
         self, source: ShardSource, name: str, start: int, file: IO[bytes] | HTTPResponse | None
     ) -> None:
@@ -217,9 +213,9 @@ class ByteStream:
             self._file = None
 
     def _receive(self, size: int) -> bytes:
-        """Return the next bytes that arrive: at most ``size``, or at most those to be dropped."""
+        """Return the next bytes that arrive, at most ``size``."""
         assert self._file is not None
-        return self._file.read(min((self._offset - self._at) or size, self._most))
+        return self._file.read(size)
 
 
 def make_source(location: str | AnyPath) -> ShardSource:
@@ -305,9 +301,12 @@ class _TooSlowError(TimeoutError):
 class _SlowFile(ByteStream):
     """A file that is read from front to back, in a limited time, without the pauses of the reader."""
 
-    _most = REMOTE_CHUNK
     _waited = 0.0
     _received = 0
+
+    def _receive(self, size: int) -> bytes:
+        # Of the bytes before the offset, which are dropped, or of those from there on.
+        return super()._receive(min((self._offset - self._at) or size, REMOTE_CHUNK))
 
     def _in_time(self, read: Callable[[int], bytes], size: int) -> bytes:
         """Return the next bytes, for which ``read`` may wait.
