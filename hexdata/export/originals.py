@@ -166,8 +166,7 @@ class Original:
         columns = {
             # Back to the convention of the source; without values there is none, and nothing to convert.
             "value": pa.array(convert_values(value, self.value_sense or "blue-is-0")),
-            "file_idx": legacy["file_idx"].combine_chunks(),
-            "line_idx": legacy["line_idx"].combine_chunks(),
+            **{name: legacy[name].combine_chunks() for name in schema.names},
         }
         return _with_original_values(stored_to_raw(stored, columns))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -100,16 +100,15 @@ class ExportRun:
         """Size of these files."""
         return sum(facts.bytes for facts in self.published.values())
 
-    def resume(self, names: Iterable[str], published: Mapping[str, Entry]) -> list[str]:
+    def resume(self, names: Collection[str], published: Mapping[str, Entry]) -> list[str]:
         """Find complete files of this export or of an interrupted run; return the names of the missing files.
 
         Args:
             names: Names of all files of the export.
             published: Ledger entries of the published files if the store has this export.
         """
-        names, damage = list(names), self.damage
         # Published files without damage are kept, so that a repair writes the damaged ones only.
-        intact = None if damage is None else {n: e for n, e in published.items() if n not in damage}
+        intact = None if self.damage is None else {n: e for n, e in published.items() if n not in self.damage}
         self.files.resume(self._plan, names, intact)
         self.resumed = len(self.files.entries)
         return [name for name in names if name not in self.files.entries]

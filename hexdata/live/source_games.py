@@ -105,10 +105,10 @@ def _make_chunks(
     raw = raw.take(pa.array(order))
     # Both ids follow from the number of the game in the pool, when the game is drawn.
     unused = pa.array(np.zeros(len(order), np.int64))
-    names = ["board", "move", "policy", "value_sample_tier"]
-    names += ["policy_weight"] * ("policy_weight" in raw.schema.names)
+    has_weights = "policy_weight" in raw.schema.names
     columns = {
-        **{each: raw.column(each) for each in names},
+        **{each: raw.column(each) for each in ("board", "move", "policy", "value_sample_tier")},
+        "policy_weight": raw.column("policy_weight") if has_weights else pa.nulls(len(order), pa.float32()),
         "game_id": unused,
         "player_to_move": players_of(raw, board_size),
         "position_id": unused,

@@ -156,10 +156,8 @@ def take_rows(block: Block, rows: npt.NDArray[np.integer[Any]]) -> Block:
         has_policy = np.isin(rows, block["policy_row"])
         if has_policy.any():
             found = np.searchsorted(block["policy_row"], rows[has_policy])
-            taken |= {
-                "policy": block["policy"][found],
-                "policy_row": np.flatnonzero(has_policy).astype("<u4"),
-            }
+            taken["policy"] = block["policy"][found]
+            taken["policy_row"] = np.flatnonzero(has_policy).astype("<u4")
     return taken
 
 
@@ -231,8 +229,7 @@ def columns_to_block(
     Args:
         table: The rows.
         with_policy: Whether the block gets ``SPARSE_FIELDS``.
-        targets: Optional columns that the block gets. All numbers are null if the table lacks the column.
-            Default: none.
+        targets: Optional columns of the table that the block gets. Default: none.
 
     Raises:
         StoreError: A column that may not be null contains nulls, or a policy is not valid.
@@ -240,9 +237,6 @@ def columns_to_block(
     board_size = board_size_of(table.schema.field("board").type.byte_width)
     block: Block = {}
     for name, spec in block_fields(board_size, with_policy=False, targets=targets).items():
-        if is_target(name) and name not in table.schema.names:
-            block[name] = null_rows(name, table.num_rows)
-            continue
         column = table.column(name)
         if (name in SENTINELS or is_target(name)) and column.null_count:
             column = column.fill_null(null_of(name))

@@ -16,8 +16,6 @@ import math
 import re
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
 from typing import Any, BinaryIO, Final
 
 import numpy as np
@@ -100,7 +98,6 @@ def archive_end(offset: int) -> bytes:
 # --- writing ------------------------------------------------------------------------------------------
 
 
-@dataclass
 class ShardWriter:
     """Writes one tar shard sequentially.
 
@@ -112,11 +109,11 @@ class ShardWriter:
         bytes: Number of bytes written.
     """
 
-    file: BinaryIO
-    positions: int = dataclass_field(default=0, init=False)
-    bytes: int = dataclass_field(default=0, init=False)
-    _blocks: list[tuple[int, Any]] = dataclass_field(default_factory=list, init=False)
-    """The byte at which each block begins, and the SHA-256 of the bytes from there on."""
+    def __init__(self, file: BinaryIO) -> None:
+        self.file = file
+        self.positions = self.bytes = 0
+        self._blocks: list[tuple[int, Any]] = []
+        """The byte at which each block begins, and the SHA-256 of the bytes from there on."""
 
     def write_block(self, key: int, arrays: Block) -> None:
         """Append one block, with sparse policies.

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -152,7 +152,7 @@ class ShardSource:
         raise fault from (None if self.folder is None else error)
 
 
-class ByteStream:
+class ByteStream(AbstractContextManager["ByteStream"]):
     """The bytes of one file, from some offset to its end. A context manager that closes the file.
 
     Args:
@@ -172,9 +172,6 @@ class ByteStream:
         """Offset of the next byte to return."""
         self._at = start
         """Offset of the next byte that arrives. Those before the other offset are dropped."""
-
-    def __enter__(self) -> ByteStream:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
