@@ -155,6 +155,9 @@ def test_a_changed_byte_is_found_before_a_query_of_its_table(tmp_path: Path, sto
         for query in ("SELECT * FROM games", "SELECT trmph(0)", "FROM query_table('ga' || 'mes')"):
             with pytest.raises(StoreError, match=f"{part.name}: the file was altered"):
                 start_query(con.cursor(), store, query)
+        next(path for path in store.files("positions")).unlink()
+        with pytest.raises(StoreError, match="and 1 other file damaged or missing"):
+            start_query(con.cursor(), store, "FROM games, positions")
         part.write_bytes(whole)
         start_query(con.cursor(), store, "FROM Games")
 
