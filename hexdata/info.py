@@ -210,10 +210,9 @@ def _stage(store: Store, stage: str, missing: list[str], last: JournalEntry | No
 def _is_outdated(store: Store, stage: str) -> bool:
     """Return whether a stage, or the one whose output it reads, was run on other files than those of now."""
     lineage = store.manifest.stages.get(stage, {})
-    is_changed = "of" in lineage and lineage["of"] != store.input_digest(stage)
-    return is_changed or (
-        stage in _INPUT_STAGE and bool(lineage) and _is_outdated(store, _INPUT_STAGE[stage])
-    )
+    if "of" in lineage and lineage["of"] != store.input_digest(stage):
+        return True
+    return bool(lineage) and stage in _INPUT_STAGE and _is_outdated(store, _INPUT_STAGE[stage])
 
 
 def _steps(store: Store, stages: list[StageInfo], duplicates: int) -> list[tuple[str, str]]:

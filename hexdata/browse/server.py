@@ -6,7 +6,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from hexdata.browse.library import BrowseOptions, Library
@@ -46,10 +46,8 @@ def browse_store(
     """
     with _prepared(store, options or BrowseOptions(), note) as (server, listening, address):
         ready(address)
-        try:
+        with suppress(KeyboardInterrupt):
             server.run(sockets=[listening])
-        except KeyboardInterrupt:
-            return
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final
 
 from hexdata.board import BLUE, RED, column_name
@@ -85,22 +84,16 @@ def board_text(
         before, after = styled(f"{row + 1:>2}", _DIM), styled(str(row + 1), _DIM)
         lines.append(f"{' ' * row}{before} {slant}{inside}{slant} {after}")
     lines += [f"{' ' * (n + 4)}{edge}", f"{' ' * (n + 4)}{header}", ""]
-    key = list(_key(diagram, stones))
+    key = [f"{stones[BLUE]} blue, top to bottom", f"{stones[RED]} red, left to right"]
+    if diagram.differing:
+        key.append("( ) different")
+    if diagram.last_move is not None:
+        key.append("[ ] last move")
+    if diagram.next_move is not None:
+        key.append(f"{_NEXT} next move")
+    if diagram.shades is not None and diagram.shades.maximum:
+        strongest = diagram.shades.format(diagram.shades.maximum)
+        key.append(f"1 to 9: {diagram.shades.label or 'shades'}, in tenths of {strongest}")
     lines += fact_lines(key, width, between, length=lambda text: len(_STYLES.sub("", text)))
     lines += fact_lines(diagram.caption, width, between)
     return "\n".join(lines) + "\n"
-
-
-def _key(diagram: Diagram, stones: list[str]) -> Iterator[str]:
-    """Yield the entries of the legend."""
-    yield f"{stones[BLUE]} blue, top to bottom"
-    yield f"{stones[RED]} red, left to right"
-    if diagram.differing:
-        yield "( ) different"
-    if diagram.last_move is not None:
-        yield "[ ] last move"
-    if diagram.next_move is not None:
-        yield f"{_NEXT} next move"
-    if diagram.shades is not None and diagram.shades.maximum:
-        strongest = diagram.shades.format(diagram.shades.maximum)
-        yield f"1 to 9: {diagram.shades.label or 'shades'}, in tenths of {strongest}"

@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 
 from hexdata.draw import Diagram, Shades, board_svg
-from hexdata.draw.diagram import Scale
 from hexdata.errors import StoreError
 from hexdata.extras import installed_by
 from hexdata.info import StageInfo, loader_code
@@ -172,6 +171,6 @@ def _board(size: int, shares: Mapping[int, float], label: str, title: str) -> st
         values[cell] = share
         # Below half a percent, the text would be 0.
         texts[cell] = str(round(100 * share)) if is_won or share >= 0.005 else ""
-    scale: Scale = "linear" if is_won else "sqrt"
-    shades = Shades(values, label, texts, share=True, scale=scale, top=1.0 if is_won else None)
+    top = 1.0 if is_won else None
+    shades = Shades(values, label, texts, share=True, scale="linear" if is_won else "sqrt", top=top)
     return board_svg(Diagram(size, shades=shades, title=title))

@@ -202,8 +202,7 @@ def find_position(opened: Store, position_id: int) -> Position:
     position = position_of_row(row, opened.manifest.board_size or 0)
     if position.game_id is None:
         return position
-    game = read_row(opened, "games", position.game_id)
-    return _with_moves(position, game)
+    return _with_moves(position, read_row(opened, "games", position.game_id))
 
 
 def read_game(store: str | AnyPath, game_id: int) -> Game:
