@@ -202,7 +202,8 @@ class ChunkSourceLoader(Transform):
     def wait_reason(self) -> str | None:
         """Return the counts if there is no game to pass on since the start, and the last bad file."""
         counted = [f"{name} {amount:,}" for name, amount in sorted(self.counts.items()) if amount]
-        if self.counts.get("games") or not counted:
+        # Games that a resumed pool reads again are counted too, but are no reason.
+        if self.counts.get("games") or not (self.counts.get("files") or self.counts.get("bad_files")):
             return None
         bad = "".join(f"; {name}: {fault}" for name, fault in self.notes().get("bad", [])[-1:])
         return f"no game of split {self.split} and rank {self.rank}: {', '.join(counted)}{bad}"

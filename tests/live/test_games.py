@@ -272,3 +272,6 @@ def test_the_reason_to_wait_names_the_last_bad_file(tmp_path: Path) -> None:
         assert list(loader.process("a.trmph")) == []
         assert "no game of split val" in str(loader.wait_reason())
         assert "other_split 3" in str(loader.wait_reason())
+    resumed = ChunkSourceLoader(directory=tmp_path, split="val", val=0.0)
+    resumed.read("a.trmph")  # as the pool of a state does
+    assert resumed.wait_reason() is None
