@@ -204,6 +204,12 @@ def whole_store(shuffled_store: Path, tmp_path_factory: pytest.TempPathFactory) 
     return store
 
 
+@pytest.fixture(scope="session")
+def shards(whole_store: Path) -> Path:
+    """The shards of ``whole_store``. Read only: copy them."""
+    return whole_store / "shards"
+
+
 @pytest.fixture
 def one_source_a_batch() -> Iterator[None]:
     """Convert each source as if it were large."""

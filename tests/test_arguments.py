@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,14 +36,6 @@ NO_CHOICES = ["red", True, 0, ["auto"]]
 NO_FLAGS = ["yes", 2, []]
 NO_TEXTS = [True, 3, ["ply"], b"true"]
 Call = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def shards(trmph_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("arguments") / "store")
-    shuffle_store(store, ShuffleOptions(seed=3, threads=1))
-    export_shards(store, ExportOptions(workers=1))
-    return store / "shards"
 
 
 OPTIONS: list[tuple[Call, str, list[Any]]] = [

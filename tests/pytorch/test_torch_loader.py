@@ -287,7 +287,7 @@ def test_an_error_in_a_worker_is_raised_unchanged(shards: Path, tmp_path: Path) 
     with pytest.raises(FormatError) as caught:
         got.extend(batch["position_id"].tolist() for batch in batches)
     assert (caught.value.path, caught.value.code) == (str(path), "broken-shard")
-    assert 512 - 64 - 30 < sum(map(len, got)) <= 512
+    assert 1_024 - 128 - 30 < sum(map(len, got)) <= 1_024
     path.write_bytes(data)
     assert [*got, *ids_of(batches)] == epochs_of(own, 1, **options)[0]
 

@@ -40,15 +40,6 @@ WINNERS = {None: None, "BLUE": 0, "RED": 1}
 SAME = ("value", "value_sample_tier", "position_id", "game_id", "total_positions", "metadata")
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory, trmph_store: Path) -> Path:
-    """A shuffled and exported copy of ``trmph_store``. Read only: copy it."""
-    store = shutil.copytree(trmph_store, tmp_path_factory.mktemp("shown") / "store")
-    shuffle_store(store, ShuffleOptions(threads=1))
-    export_shards(store, ExportOptions(workers=1))
-    return store
-
-
 def table(store: Path, name: str) -> list[dict[str, Any]]:
     parts = [pq.ParquetFile(path).read() for path in sorted((store / name).glob("*.parquet"))]
     return pa.concat_tables(parts).to_pylist()
@@ -197,19 +188,20 @@ def test_a_position_of_a_shard_is_that_of_the_store(odd_store, copy_store, tmp_p
 # --- the arguments of hexdata show ----------------------------------------------------------------------
 
 
-def test_each_kind_of_location_is_found(store, tmp_path):
-    shard = f"{store}/shards/train-000000.tar:5"
-    position, game = find(str(store), ShowOptions(position=40)), find(str(store), ShowOptions(game=3))
+def test_each_kind_of_location_is_found(whole_store, tmp_path):
+    place = str(whole_store)
+    shard = f"{place}/shards/train-000000.tar:5"
+    position, game = find(place, ShowOptions(position=40)), find(place, ShowOptions(game=3))
     assert isinstance(position, Position)
     assert isinstance(game, Game)
     assert (position.position_id, game.game_id) == (40, 3)
-    ply = find(str(store), ShowOptions(game=3, ply=4))
+    ply = find(place, ShowOptions(game=3, ply=4))
     assert (ply.game_id, ply.ply) == (3, 4)
     assert len(find("#5,a1b2c3")) == 4
     assert find("#5,a1b2c3", ShowOptions(ply=1)).last_move == 0
     whole, some = (draw_svg(game, ShowOptions(every=every)).count("data-frame") for every in (None, 10))
     assert some < whole
-    named = str(shutil.copytree(store, tmp_path / "odd.tar:17"))  # a store named like a shard
+    named = str(shutil.copytree(whole_store, tmp_path / "odd.tar:17"))  # a store named like a shard
     assert find(named, ShowOptions(position=3)).position_id == 3
 
     comparison = Comparison(game.at(2), game.at(5))
@@ -217,9 +209,9 @@ def test_each_kind_of_location_is_found(store, tmp_path):
     assert not any(fact.startswith(("game", "winner", "value")) for fact in comparison.facts())
     of_shard = find(shard).position_id
     for location, other, options in (
-        (str(store), str(ply.position_id), {"game": 3, "ply": 4}),
-        (str(store), "3:4", {"game": 3, "ply": 4}),
-        (str(store), shard, {"position": of_shard}),
+        (place, str(ply.position_id), {"game": 3, "ply": 4}),
+        (place, "3:4", {"game": 3, "ply": 4}),
+        (place, shard, {"position": of_shard}),
         (shard, shard, {}),
         ("#5,a1b2c3", "#5,a1b2", {"ply": 2}),
         (named, "3", {"position": 3}),
@@ -249,8 +241,9 @@ def test_each_kind_of_location_is_found(store, tmp_path):
         ("STORE", None, {"ply": 1, "every": 2}, ""),
     ],
 )
-def test_missing_or_unsuitable_arguments_are_refused(store, location, other, options, message):
-    location = location.replace("STORE", str(store)).replace("SHARD", f"{store}/shards/train-000000.tar")
+def test_missing_or_unsuitable_arguments_are_refused(whole_store, location, other, options, message):
+    place = str(whole_store)
+    location = location.replace("STORE", place).replace("SHARD", f"{place}/shards/train-000000.tar")
     with pytest.raises(HexdataError, match=message or None):
         find(location, ShowOptions(**options)) if other is None else compare(
             location, other, ShowOptions(**options)
