@@ -205,8 +205,7 @@ QUOTED = re.compile(r"(\u2212?\d\.\d{3}) \((\u2212?\d\.\d{3})\s+to\s+(\u2212?\d\
 
 
 @pytest.mark.parametrize(
-    "page",
-    ["README.md", "docs/notebooks.md", "hexdata/report/templates/report.html", "notebooks"],
+    "page", ["README.md", "docs/notebooks.md", "hexdata/report/templates/report.html", "notebooks"]
 )
 def test_the_pages_quote_the_committed_figures(page):
     summary = json.loads((FOLDER / "order_of_data.json").read_text(encoding="utf-8"))

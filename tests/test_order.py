@@ -17,13 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hexdata import order
-from hexdata.order import (
-    Permutation,
-    derive_key,
-    shuffle_indices,
-    sort_key,
-    sort_key_sql,
-)
+from hexdata.order import Permutation, derive_key, shuffle_indices, sort_key, sort_key_sql
 from tests.pairs import FULL
 
 ALARM = 5.0
@@ -116,8 +110,7 @@ def test_sql_equals_numpy():
 
 
 @pytest.mark.parametrize(
-    "n",
-    [0, 1, 2, 3, 997, 65_535, 65_536, 65_537, 2**17 - 1, 2**17, 2**17 + 1, 2**20 + 7, *[REAL] * FULL],
+    "n", [0, 1, 2, 3, 997, 65_535, 65_536, 65_537, 2**17 - 1, 2**17, 2**17 + 1, 2**20 + 7, *[REAL] * FULL]
 )
 def test_permutation_contains_each_element_once(n):
     elements = Permutation(n, EPOCH).slice(0, n)

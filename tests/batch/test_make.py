@@ -9,12 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hexdata.batch import (
-    FIELDS,
-    BatchOptions,
-    make_batch,
-    required_members,
-)
+from hexdata.batch import FIELDS, BatchOptions, make_batch, required_members
 from hexdata.board import pack_boards
 from hexdata.order import derive_key, sort_key
 from hexdata.schema import NO_GAME, NO_MOVE, NO_PLY, NO_TIER, board_bytes

@@ -117,10 +117,7 @@ WRONG: list[tuple[str, str]] = [
     ("convert", "INPUT... STORE.\nExample: hexdata convert legacy/ store\n"),
     ("convert FOLDER", "INPUT... STORE.\nExample: hexdata convert legacy/ store\n"),
     ("convert in STORE --max-reject-rate 2", "max_reject_rate"),
-    (
-        "convert in STORE --max-reject-rate x",
-        "--max-reject-rate cannot be used; found 'x'; expected a n",
-    ),
+    ("convert in STORE --max-reject-rate x", "--max-reject-rate cannot be used; found 'x'; expected a n"),
     ("convert in STORE --val 1", "val and test"),
     ("convert in STORE --value-convention red-is-7", "red-is-7"),
     ("verify", "STORE.\nExample: hexdata verify store\n"),
@@ -183,16 +180,10 @@ FAILING: list[tuple[str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("status", "line", "message"),
-    [*((2, *case) for case in WRONG), *((1, *case) for case in FAILING)],
+    ("status", "line", "message"), [*((2, *case) for case in WRONG), *((1, *case) for case in FAILING)]
 )
 def test_what_is_wrong_is_said_in_one_message(
-    trmph_store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
-    line: str,
-    message: str,
+    trmph_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, line: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("latin.sql").write_bytes("SELECT 'é'".encode("latin-1"))

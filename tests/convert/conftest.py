@@ -63,11 +63,7 @@ class Make:
         return demo_games(count, seed, self.n, start)
 
     def game(
-        self,
-        game: DemoGame,
-        game_id: tuple[int, int] | None = (0, 1),
-        first_player: int = BLUE,
-        **more: Any,
+        self, game: DemoGame, game_id: tuple[int, int] | None = (0, 1), first_player: int = BLUE, **more: Any
     ) -> list[Example]:
         """Return the examples of one game as v2 dicts without ``player_to_move``, in ascending ply.
 

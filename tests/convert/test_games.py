@@ -9,13 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from hexdata.board import (
-    RED,
-    Symmetry,
-    game_hash,
-    symmetry_table,
-    transform_moves,
-)
+from hexdata.board import RED, Symmetry, game_hash, symmetry_table, transform_moves
 from hexdata.demo.games import DemoGame
 from hexdata.games.findings import split_of
 from tests.convert.conftest import flat

@@ -58,7 +58,7 @@ RESULTS = {
         MOVES + "RE[W+R]RE[B+R]",
     ],
     (RED, "unknown"): [
-        *("RE[Winner: White]" + MOVES, "RE[0-1]" + MOVES, "RE[白の勝ち]" + MOVES, MOVES + ";B[forfeit]"),
+        *("RE[Winner: White]" + MOVES, "RE[0-1]" + MOVES, "RE[白の勝ち]" + MOVES, MOVES + ";B[forfeit]")
     ],
 }
 
@@ -184,7 +184,7 @@ BAD = {
         "FF[4]EV[null]SO[http://www.littlegolem.com]SZ[5];W[A1]",
     ],
     "board-size": [
-        *("GM[11]SZ[5:6];B[a1]", "GM[11]SZ[x];B[a1]", "GM[11]SZ[33];B[a1]", "GM[11];B[k11];W[resign]"),
+        *("GM[11]SZ[5:6];B[a1]", "GM[11]SZ[x];B[a1]", "GM[11]SZ[33];B[a1]", "GM[11];B[k11];W[resign]")
     ],
     "no-moves": [f"{HEAD}RE[B+R];"],
     "no-winner": [

@@ -39,10 +39,7 @@ _LEGACY = "hexdata.formats.legacy"
 TARGETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "pickle": ("pickles.PickleTarget", tuple(f"{_LEGACY}.{n}" for n in ("unpickler", "allowlist", "stream"))),
     "pickle-rows": ("pickles.PickleRowsTarget", (_LEGACY,)),
-    "text": (
-        "texts.TextTarget",
-        tuple(f"hexdata.formats.{n}" for n in ("games", "lines", "trmph", "sgf")),
-    ),
+    "text": ("texts.TextTarget", tuple(f"hexdata.formats.{n}" for n in ("games", "lines", "trmph", "sgf"))),
     "shard": ("shards.ShardTarget", ("hexdata.shards.format", "hexdata.shards.block_check")),
     "source": ("sources.SourceTarget", ("hexdata.formats",)),
 }

@@ -35,8 +35,7 @@ COMMANDS: Final = {
     "export": CommandLine(("store",), ("hexdata.export:export_shards", "hexdata.export:export_pickles")),
     "verify": CommandLine(("store",), ("hexdata.verify:verify_store", "hexdata.verify:check_round_trip")),
     "sql": CommandLine(
-        ("store", "SELECT 1"),
-        ("hexdata.sql:run_query", "hexdata.sql:write_csv", "hexdata.sql:save_parquet"),
+        ("store", "SELECT 1"), ("hexdata.sql:run_query", "hexdata.sql:write_csv", "hexdata.sql:save_parquet")
     ),
     "show": CommandLine(
         ("store",),

@@ -30,15 +30,7 @@ from hexdata.live.state import decode_state, encode_state
 from hexdata.live.tensor_generator import TensorGenerator
 from hexdata.order import derive_key, uniform_draw
 from hexdata.shards.blocks import Block, block_fields, join_blocks, slice_rows
-from tests.live.made import (
-    CELLS,
-    N,
-    block_chunk,
-    ids_of,
-    move_chunks,
-    plain_rows,
-    rows_of,
-)
+from tests.live.made import CELLS, N, block_chunk, ids_of, move_chunks, plain_rows, rows_of
 from tests.pairs import FULL
 
 
@@ -372,10 +364,7 @@ def test_optional_columns_that_a_block_lacks_are_null() -> None:
 
 
 @settings(max_examples=100 if FULL else 10)
-@given(
-    sizes=st.lists(st.integers(0, 6), min_size=1, max_size=8),
-    batch_size=st.integers(1, 40),
-)
+@given(sizes=st.lists(st.integers(0, 6), min_size=1, max_size=8), batch_size=st.integers(1, 40))
 def test_batches_contain_the_rows_in_order(sizes: list[int], batch_size: int) -> None:
     stage = generator(batch_size)
     found = [batch for size in sizes for batch in stage.process(BLOCKS[size])]

@@ -19,13 +19,7 @@ from hexdata.errors import ConfigError
 from hexdata.fill import fill_to_move, fill_to_stones
 from hexdata.loader import Loader
 from hexdata.policy import SparsePolicies
-from hexdata.schema import (
-    SPLITS,
-    games_schema,
-    positions_schema,
-    rejected_schema,
-    sources_schema,
-)
+from hexdata.schema import SPLITS, games_schema, positions_schema, rejected_schema, sources_schema
 from hexdata.shards.blocks import block_fields, columns_to_block
 from hexdata.shards.format import ShardWriter
 from hexdata.shards.manifest import ShardEntry, ShardManifest

@@ -140,10 +140,7 @@ FILES = {
         accepted=("true", "float", "text", "control", "below 0", "2^63", "10^400"),
     ),
     "state": JsonFile(
-        "",
-        lambda folder: None,
-        ("epoch",),
-        ("digest", "seed", "where", "rank", "epoch", "batch"),
+        "", lambda folder: None, ("epoch",), ("digest", "seed", "where", "rank", "epoch", "batch")
     ),
     "state of a mixture": JsonFile("", lambda folder: None, ("pace",), ("sources", "seed", "epoch", "batch")),
 }

@@ -35,7 +35,7 @@ from hexdata.torch import DeviceLoader, LoaderDataset, TorchLoader, as_tensors  
 from hexdata.torch.shared import MAX_WORKERS, SharedEpochCounter, iteration_id  # noqa: E402
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 ]
 
 Steps = list[list[int]]

@@ -20,7 +20,7 @@ from tests.pairs import every_pair
 from tests.shard_folder import ShardFolder
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 ]
 
 POSITIONS = 75

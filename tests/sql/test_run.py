@@ -181,10 +181,7 @@ def test_a_note_says_why_a_view_is_empty(stores) -> None:
 
 
 def test_errors_of_the_caller_are_not_those_of_the_store(stores) -> None:
-    with (
-        pytest.raises(BrokenPipeError),
-        run_query(stores["one"], "SELECT 1"),
-    ):
+    with pytest.raises(BrokenPipeError), run_query(stores["one"], "SELECT 1"):
         raise BrokenPipeError
     with (
         pytest.raises(HexdataError, match="not a hexdata store"),

@@ -21,11 +21,7 @@ from hexdata.storage import as_path
 
 needs_s3 = pytest.mark.skipif(find_spec("s3fs") is None, reason="the extra s3 is not installed")
 
-LOCAL = {
-    "games": "games",
-    "/games/a b": "/games/a b",
-    "C:/games": "C:/games",
-}
+LOCAL = {"games": "games", "/games/a b": "/games/a b", "C:/games": "C:/games"}
 OBJECTS = {
     **dict.fromkeys(("s3://b/a/c", "s3://b/a/c/", "S3://b/a/c", "s3:/b/a/c", "s3a://b/a/c"), "s3://b/a/c"),
     "s3://b/a b [x]*?#%20": "s3://b/a b [x]*?#%20",
@@ -75,10 +71,7 @@ REFUSING = {
     "hexdata.loader.SplitOptions(cache)": lambda place: SplitOptions(cache=place),
 }
 """By the parameters of public functions that are annotated as a ``Path``."""
-FURTHER = {
-    "DemoSection": lambda place: DemoSection(folder=place),
-    "run_live_trial": run_live_trial,
-}
+FURTHER = {"DemoSection": lambda place: DemoSection(folder=place), "run_live_trial": run_live_trial}
 
 
 @pytest.mark.parametrize("name", [*REFUSING, *FURTHER])

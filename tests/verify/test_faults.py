@@ -225,7 +225,7 @@ FAULTS: dict[str, list[Faults]] = {
             (cell(GAMES, "positions", 4, 21), "game 4: "),
             (cell(PART, "game_id", 0, 10_000), "game 10000: "),
             (table(GAMES, hash_of_another_split), "game 4.*game 5|game 5.*game 4"),
-        ],
+        ]
     ],
     "game values": [
         [(entry("stages convert test"), "")],
@@ -469,11 +469,7 @@ def weighted(tmp_path_factory: pytest.TempPathFactory, write_odd_store: WriteOdd
 
 @pytest.mark.parametrize(
     "alter",
-    [
-        lambda block: block["weight"].__setitem__(3, 0.75),
-        move_a_policy,
-        exchange_rows,
-    ],
+    [lambda block: block["weight"].__setitem__(3, 0.75), move_a_policy, exchange_rows],
     ids=["weight", "policy", "rows"],
 )
 def test_shards_of_other_rows_are_found_without_the_buckets(
