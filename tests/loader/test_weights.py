@@ -65,11 +65,8 @@ def test_counts_and_order_are_the_documented_ones(data: Path, copies: Copies) ->
         assert len(loader) == loader.steps(epoch) == -(-len(items) // 100)
         realised = loader.realised
         assert realised is not None
-        assert (realised.epoch, realised.delivered, realised.positions) == (
-            epoch,
-            len(items),
-            len(set(items)),
-        )
+        numbers = (realised.epoch, realised.delivered, realised.positions)
+        assert numbers == (epoch, len(items), len(set(items)))
         assert realised.weight_sum == pytest.approx(weights.sum())
         assert realised.ratio == len(items) / realised.weight_sum
         order = Permutation(len(items), derive_key(9, "epoch", epoch)).slice(0, len(items))

@@ -16,9 +16,8 @@ torch = pytest.importorskip("torch")
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "snowflake.md"
 
 
-@pytest.fixture
-def create_datasets(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The function of Snowflake with the body of the page."""
+def test_the_batches_are_those_of_the_trainer(trmph_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``create_datasets`` of Snowflake has the body of the page."""
     batches, body = (block.text for block in blocks_of(PAGE) if block.language == "python")
     module = types.ModuleType("hex_ai.hexdata_batches")
     exec(batches, vars(module))
@@ -27,11 +26,7 @@ def create_datasets(monkeypatch: pytest.MonkeyPatch) -> Any:
     names: dict[str, Any] = {}
     lines = textwrap.indent(textwrap.dedent(body), "    ")
     exec(f"def create_datasets(data_dirs, batch_size=256, random_seed=None):\n{lines}", names)
-    return names["create_datasets"]
-
-
-def test_the_batches_are_those_of_the_trainer(create_datasets: Any, trmph_store: Path) -> None:
-    train, val = create_datasets([str(trmph_store)], batch_size=100)
+    train, val = names["create_datasets"]([str(trmph_store)], batch_size=100)
     assert (train.batch_size, val.batch_size) == (100, 100)
     assert not hasattr(train.dataset, "reset")
     size = train.loader.loader.board_size

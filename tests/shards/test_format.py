@@ -36,13 +36,6 @@ def write(blocks):
     return file.getvalue(), writer
 
 
-@pytest.fixture
-def shard(tmp_path):
-    path = tmp_path / "train-000000.tar"
-    path.write_bytes(write(blocks_of(16, 16, 9))[0])
-    return path
-
-
 # --- writing and reading ------------------------------------------------------------------------------
 
 
@@ -71,8 +64,10 @@ def test_a_block_begins_with_its_first_member_and_has_a_digest():
     assert (entry.positions, entry.bytes) == (25, len(data))
 
 
-def test_a_truncated_or_altered_shard_raises_an_error(shard):
-    data = shard.read_bytes()
+def test_a_truncated_or_altered_shard_raises_an_error(tmp_path):
+    shard = tmp_path / "train-000000.tar"
+    data = write(blocks_of(16, 16, 9))[0]
+    shard.write_bytes(data)
     with tarfile.open(shard) as tar:
         members = tar.getmembers()
     borders = [m.offset + shift for m in members[::7] for shift in (0, 1, 300, 512, 520, 640, 641)]

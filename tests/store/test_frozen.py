@@ -47,13 +47,6 @@ def examples():
     return [e for path in paths for e in pickle.loads(gzip.decompress(path.read_bytes()))["examples"]]
 
 
-@pytest.fixture(scope="module")
-def policies(examples):
-    """The policies that are not one-hot, by position id. Policies of zeros are included."""
-    known = {number: each["policy"] for number, each in enumerate(examples) if each["policy"] is not None}
-    return {i: p for i, p in known.items() if not (np.count_nonzero(p) == 1 and p.max() == 1)}
-
-
 def rows_of(store, text):
     with run_query(store, text) as result:
         return pa.Table.from_batches(result.batches, result.schema).to_pylist()
@@ -70,7 +63,10 @@ def test_a_store_and_its_exports_equal_the_sources(name, tmp_path):
     assert "Lineage" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_policies_are_read_as_sparse_ones_with_the_same_bits(dicts, policies):
+def test_policies_are_read_as_sparse_ones_with_the_same_bits(dicts, examples):
+    """The policies that are not one-hot, by position id. Policies of zeros are included."""
+    known = {number: each["policy"] for number, each in enumerate(examples) if each["policy"] is not None}
+    policies = {i: p for i, p in known.items() if not (np.count_nonzero(p) == 1 and p.max() == 1)}
     assert len(policies) > 20
     assert any(np.signbit(policy).any() for policy in policies.values())
     assert any(not policy.any() for policy in policies.values())
