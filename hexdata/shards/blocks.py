@@ -242,10 +242,8 @@ def columns_to_block(
             column = column.fill_null(null_of(name))
         if column.null_count:
             raise StoreError(f"column {name} contains {column.null_count} nulls", expected="none")
-        if name == "board":
-            block[name] = binary_matrix(column)
-        else:
-            block[name] = column.to_numpy().astype(spec.dtype, copy=False)
+        values = binary_matrix(column) if name == "board" else column.to_numpy()
+        block[name] = values.astype(spec.dtype, copy=False)
     if with_policy:
         rows, policies = SparsePolicies.from_arrow(table.column("policy"), board_size**2)
         # Shards leave out cells of probability 0, except -0.0, whose bits are not zeros.
