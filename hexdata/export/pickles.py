@@ -154,8 +154,8 @@ def export_pickles(
             require_intact(opened, folders, run.progress)
             listed = list_files(opened, settings.level)
             files = {f"pickles/{settings.order}/{name}": file for name, file in listed}
-            missing = run.resume(files, run.published)
-            run.write(files, missing, 1e-4)  # most of the time is for gzip
+            # Most of the time is for gzip.
+            run.write(files, run.resume(files, run.published), seconds_per_position=1e-4)
             run.publish({"files": sum(name.endswith(PICKLE_SUFFIX) for name in files)})
     lineage = run.store.manifest.stages[stage]
     return PicklesResult(

@@ -119,13 +119,12 @@ class BlockReader:
             FormatError: Its content does not match the manifest; names the shard and the member.
         """
         entry = self.shards[shard]
-        count = len(entry.blocks)
-        stop = count if stop is None else stop
+        stop = len(entry.blocks) if stop is None else stop
         address = self._source.address(entry.name)
         # The last block is followed by the end of the archive, which is read with it.
         starts = [*(offset for offset, _ in entry.blocks), entry.bytes]
         # Without an end the source is read to its own, so that bytes after the listed ones are found.
-        until = None if stop == count else starts[stop]
+        until = None if stop == len(entry.blocks) else starts[stop]
 
         def read(stream: ByteStream) -> Generator[tuple[bytes, str], None, None]:
             for number in range(first, stop):
@@ -140,7 +139,7 @@ class BlockReader:
                     record, found = "end of the shard", f"{at + len(data)} bytes"
                     raise broken_shard(_DIFFERS, address, record, found, entry.bytes)
                 yield data, hashlib.sha256(data).hexdigest()
-            if stop == count:
+            if until is None:
                 stream.finish()
 
         with self._source.open(entry.name, starts[first], until, size=entry.bytes) as stream:
