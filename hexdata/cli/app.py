@@ -2,7 +2,7 @@
 
 A command is a function. Its parameters have the names, types and defaults of the options, and its docstring
 declares their metavars and helps, in the groups in which ``--help`` shows them. A parameter ``options``
-whose type is a dataclass, stands for the fields of that class, which its docstring describes.
+whose type is a dataclass is replaced by the fields of that class, which its docstring describes.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def add_command(function: Callable[..., None]) -> None:
             kind = get_args(kind)[0]
         choices = get_args(kind) if get_origin(kind) is Literal else ()
         spelled, help_text = entry["name"], re.sub(r"\s+", " ", entry["help"])
-        if group == "Attributes":  # a field, whose default is shown apart, but for what None means
+        if group == "Attributes":  # a field; its default is shown apart, except what None means
             owner = next(each for each in options.__mro__ if name in vars(each)["__annotations__"])
             group = "Options" if owner is options else owner.__name__.removesuffix("Options")
             spelled, help_text = f"--{name.replace('_', '-')}", re.sub('[`"]', "", help_text)

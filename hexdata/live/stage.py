@@ -74,7 +74,7 @@ class Coordinator:
         return os.getpid() != self._process_id
 
     def wake(self) -> None:
-        """Let all waiting threads try again."""
+        """Wake all waiting threads, so that they try again."""
         with self._lock:
             self._changed.notify_all()
 
