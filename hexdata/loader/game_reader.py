@@ -47,7 +47,7 @@ from hexdata.shards.block_check import find_bad_row
 from hexdata.shards.blocks import Block, block_fields, columns_to_block, join_blocks, null_of, take_rows
 from hexdata.storage import AnyPath
 from hexdata.store import Store
-from hexdata.store.parquet import open_parquet, read_batches
+from hexdata.store.parquet import memory_returned, open_parquet, read_batches
 
 Array = npt.NDArray[Any]
 Int64Array = npt.NDArray[np.int64]
@@ -78,6 +78,8 @@ _ROW_BYTES: Final = 2
 _ROWS: Final = 1 << 15
 """Number of rows whose labels are compared together. Larger arrays leave the CPU cache, and malloc returns
 their memory to the system each time."""
+_GAMES: Final = 1 << 12
+"""Number of games whose rows are moved together."""
 _PACKED_BYTES: Final = 128
 _ENTRY_BYTES: Final = 12
 """Upper bounds of the bytes of a position of a game, of a packed one, and of a cell of a policy with its
@@ -138,15 +140,16 @@ def read_game_table(
     # Only a store without positions has no board size, which the arrays need.
     if store.manifest.board_size is None:
         raise ConfigError("the store has no positions; run `hexdata convert`", path=store.path)
-    reader = _TableReader(store, split, columns, policies, check)
-    arrays = reader.read(progress)
+    with memory_returned():
+        # The reader is not kept: its arrays would take memory while the rows are indexed.
+        arrays = _TableReader(store, split, columns, policies, check).read(progress)
     if not len(arrays["fill"]) and not len(arrays[PACKED_PREFIX + "position_id"]):
         raise ConfigError("the split has no positions", path=store.path, found=split)
     # Copies in other processes may have to read again, and must then find the same files.
     digest = table_digest(store)
     again = partial(_read_again, store.path, digest, split, columns, policies, check)
     read_columns = partial(_read_columns, store.path, digest, split, check)
-    return GameTable(reader.board_size, arrays, again, store.manifest.targets, read_columns)
+    return GameTable(store.manifest.board_size, arrays, again, store.manifest.targets, read_columns)
 
 
 def _read_again(path: AnyPath, digest: str, *options: Any) -> GameTable:
@@ -340,15 +343,29 @@ class _TableReader:
         is_new[1:] &= of_run[1:] != of_run[:-1]
         games["position_id"][of_run[is_new]] = first_ids[is_new]
         games["value"][of_run[is_new]] = values[is_new]
-        columns, count = self._columns, int(starts[-1])
-        if "position_offset" not in columns and (games["position_id"][of_run] != first_ids).any():
-            self._require_memory(2 * count)
-            columns["position_offset"] = allocate((count,), np.int16)
-        if "values" not in columns and (_bits(games["value"][of_run]) != _bits(values)).any():
-            self._require_memory(values.itemsize * count)
-            columns["values"] = np.repeat(games["value"], games["positions"])
-        if self._columns or rows.column("policy").null_count < rows.num_rows:
+        offsets = first_ids - games["position_id"][of_run]
+        # Only where the offset is not 0, so that the pages of games with consecutive ids take no memory.
+        if len(moved := np.flatnonzero(offsets)):
+            own = NUMPY.ranges(starts[of_run[moved]] + plies[moved], counts[moved])
+            self._offsets(offsets)[own] = np.repeat(offsets[moved], counts[moved])
+        if "values" not in self._columns and (_bits(games["value"][of_run]) != _bits(values)).any():
+            self._require_memory(values.itemsize * int(starts[-1]))
+            self._columns["values"] = np.repeat(games["value"], games["positions"])
+        if self._columns.keys() - {"position_offset"} or rows.column("policy").null_count < rows.num_rows:
             self._put_columns(path, rows, labels, number, NUMPY.ranges(heads[plain], counts))
+
+    def _offsets(self, offsets: Int64Array) -> Array:
+        """Return the column ``position_offset``, in a dtype that these offsets fit into."""
+        column, count = self._columns.get("position_offset"), int(self._starts[-1])
+        # Games whose positions are far apart from each other need wider numbers.
+        dtype = np.int16 if np.abs(offsets).max() <= np.iinfo(np.int16).max else np.int64
+        if column is None or column.itemsize < np.dtype(dtype).itemsize:
+            self._require_memory(np.dtype(dtype).itemsize * count)
+            given, column = column, allocate((count,), dtype)
+            if given is not None:
+                column[:] = given
+            self._columns["position_offset"] = column
+        return column
 
     def _put_columns(
         self, path: AnyPath, rows: pa.Table, labels: Mapping[str, Array], number: Array, given: Int64Array
@@ -357,17 +374,12 @@ class _TableReader:
         of_row, plies = number[given], labels["position_in_game"][given]
         own = self._starts[of_row] + plies
         for name, column in self._columns.items():
+            if name == "position_offset":
+                continue
+            values = labels["value"][given]
             if name in self._dtypes:
                 values = _numbers_of(rows, name, null_of(name))[given]
                 _check_values(path, name, values, self.board_size)
-            elif name == "values":
-                values = labels["value"][given]
-            else:
-                values = labels["position_id"][given] - plies - self._of_game["position_id"][of_row]
-                # Games whose positions are far apart from each other need wider numbers.
-                if column.dtype == np.int16 and np.abs(values).max(initial=0) > np.iinfo(np.int16).max:
-                    self._require_memory(values.itemsize * len(column))
-                    column = self._columns[name] = column.astype(np.int64)
             with np.errstate(over="ignore"):  # a float64 that float32 cannot represent is infinite
                 column[own] = values
         if rows.column("policy").null_count == rows.num_rows:
@@ -431,15 +443,15 @@ class _TableReader:
             self._packed_count += int(lengths[~keep].sum())
             # Positions of the other games are read as packed ones in the next pass.
             self._number[games["game_id"][~keep]] = _NOT_IN_TABLE
-            of_kept = np.repeat(keep, lengths)
-            self._fill, self._starts = self._fill[keep], np.concatenate([[0], np.cumsum(lengths[keep])])
-            self._columns = {name: column[of_kept] for name, column in self._columns.items()}
+            starts, dropped = self._starts, np.cumsum(np.where(keep, 0, lengths))
+            self._fill = _keep_rows(self._fill, keep, np.arange(len(keep) + 1))
+            self._columns = {name: _keep_rows(column, keep, starts) for name, column in self._columns.items()}
+            self._starts = np.concatenate([[0], np.cumsum(lengths[keep])])
             self._of_game = games = {name: array[keep] for name, array in games.items()}
             self._number[games["game_id"]] = np.arange(len(self._fill))
-            new_rows = np.cumsum(of_kept) - 1
-            self._policies = [
-                _choose(new_rows[rows], policies, of_kept[rows]) for rows, policies in self._policies
-            ]
+            for number, (rows, policies) in enumerate(self._policies):
+                of_row = np.searchsorted(starts, rows, side="right") - 1
+                self._policies[number] = _choose(rows - dropped[of_row], policies, keep[of_row])
             # The games that needed these columns may be gone.
             offset, values = (self._columns.get(name) for name in ("position_offset", "values"))
             if offset is not None and not offset.any():
@@ -506,7 +518,7 @@ class _TableReader:
         for name, facts in self._store.manifest.files_in(folder).items():
             path = self._store.path / name
             with open_parquet(path, chosen, facts) as file:
-                table = pa.Table.from_batches(read_batches(file, chosen), chosen)
+                table = pa.Table.from_batches(read_batches(file, chosen, threads=False), chosen)
             yield path, table
 
     def _groups(
@@ -543,7 +555,7 @@ class _TableReader:
                         numbers = self._numbers(path, file.read_row_group(group, columns=["game_id"]))
                         if not (numbers == _NOT_IN_TABLE).any():
                             continue
-                    rows = file.read_row_group(group, columns=read)
+                    rows = file.read_row_group(group, columns=read, use_threads=False)
                     yield path, rows, self._numbers(path, rows)
 
     def _numbers(self, path: AnyPath, rows: pa.Table) -> npt.NDArray[np.int32]:
@@ -563,6 +575,23 @@ class _TableReader:
         fewer = f"Leave out some of the fields {', '.join(fields)}; or run" if fields else "Run"
         hint = f"{fewer} `hexdata shuffle` and `hexdata export`, and load the shards with mode='stream'."
         require_memory(self._needed, "the table of games does not fit into the available memory", hint)
+
+
+def _keep_rows(array: Array, keep: npt.NDArray[np.bool_], starts: Int64Array) -> Array:
+    """Return the rows of the games to keep. They are moved, since a copy may not fit into the memory.
+
+    Args:
+        array: Rows of all games (R, …), which are changed.
+        keep: Which games to keep (G,).
+        starts: First row of each game, and R, (G + 1,).
+    """
+    count = 0
+    for first in range(0, len(keep), _GAMES):
+        own, bounds = keep[first : first + _GAMES], starts[first : first + _GAMES + 1]
+        rows = array[bounds[0] : bounds[-1]][np.repeat(own, np.diff(bounds))]
+        array[count : count + len(rows)] = rows
+        count += len(rows)
+    return array[:count]
 
 
 def _choose(rows: Int64Array, policies: SparsePolicies | None, chosen: npt.NDArray[np.bool_]) -> _Policies:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import pyarrow as pa
 
 from hexdata.checks import check_location
 from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
@@ -19,7 +18,7 @@ from hexdata.store.commands import RunRecord, read_record, record_path, run_comm
 from hexdata.store.files import write_bytes
 from hexdata.store.journal import journaled
 from hexdata.store.manifest import MANIFEST_NAME, Manifest
-from hexdata.store.parquet import ParquetRows, read_parquet
+from hexdata.store.parquet import ParquetRows, memory_returned, read_parquet
 
 _WORK_NAME: Final = ".work"
 STAGES: Final = {
@@ -199,13 +198,10 @@ class Store:
             BudgetError: The disk is full.
         """
         options = RunRecord({}) if run is None else run
-        # Arrow's default allocator, mimalloc, retains more and more freed memory; the system's returns it.
-        pool = pa.default_memory_pool()
         try:
-            with self._locked(stage), journaled(self.path, stage) as finish:
+            with self._locked(stage), journaled(self.path, stage) as finish, memory_returned():
                 before = self.unfinished(stage)
                 self._keep(stage, options)
-                pa.set_memory_pool(pa.system_memory_pool())
                 try:
                     yield finish
                 except BaseException as error:
@@ -219,8 +215,6 @@ class Store:
             # Only now, since the lock that was held until here is a file in the folder that may be removed.
             self._remove_refused()
             raise
-        finally:
-            pa.set_memory_pool(pool)
 
     def _keep(self, stage: str, run: RunRecord | None) -> None:
         """Keep the options of a run until it has finished, for the command that resumes it; None for none.
