@@ -127,7 +127,7 @@ class BatchOptions:
             raise ConfigError("unknown planes", found=repr(self.planes), expected="2 or 3")
         check_choice("board", self.board, get_args(BoardForm))
         check_choice("final_policy", self.final_policy, get_args(FinalPolicy))
-        check_fields(self, flags=("symmetry",))
+        check_fields(self)
         if self.tier_probability is not None and not _are_probabilities(self.tier_probability):
             expected = "a tuple of four numbers from 0 to 1, those of tiers 0, 1, 2, 3"
             raise unusable("tier_probability", repr(self.tier_probability), expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from numbers import Real
 from os import PathLike
 from pathlib import PurePath
@@ -51,13 +52,13 @@ def _shown(value: Any) -> str:
     return f"an integer of {bits:,} bits" if bits > _MAX_SEED_BITS else repr(value)
 
 
-def check_fields(options: Any, least: Mapping[str, int] | None = None, flags: Collection[str] = ()) -> None:
-    """Check fields of a frozen options dataclass in ``__post_init__`` and convert integers to Python ints.
+def check_fields(options: Any, least: Mapping[str, int] | None = None) -> None:
+    """Check the flags of an options class, and integers, which are converted to Python ints.
 
     Args:
-        options: The dataclass. None is accepted for a field whose default is None.
+        options: The options, of which all fields with the type bool are checked. None is accepted for a field
+            whose default is None.
         least: Names of integer fields, each with its smallest allowed value (default: none).
-        flags: Names of bool fields (default: none).
 
     Raises:
         ConfigError: A field has an invalid value.
@@ -67,10 +68,11 @@ def check_fields(options: Any, least: Mapping[str, int] | None = None, flags: Co
         if value is not None or getattr(type(options), name) is not None:
             # The dataclass is frozen. NumPy's integers are replaced, since JSON cannot contain them.
             object.__setattr__(options, name, check_count(name, value, smallest))
-    for name in flags:
-        value = getattr(options, name)
-        if not isinstance(value, bool):
-            raise unusable(name, repr(value), "True or False")
+    for field in fields(options) if is_dataclass(options) else ():  # not of a stage of live, which is a class
+        value = getattr(options, field.name)
+        is_unset = value is None and field.default is None
+        if field.type in ("bool", "bool | None") and not (isinstance(value, bool) or is_unset):
+            raise unusable(field.name, repr(value), "True or False")
 
 
 def check_positive(name: str, value: Any) -> float:

@@ -6,10 +6,8 @@ shuffle`` and their table in the documents. No slow library is imported here, so
 
 from __future__ import annotations
 
-import functools
 import inspect
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Literal, TypeVar, cast, get_args, get_type_hints
 
@@ -45,24 +43,6 @@ def describe_options(cls: type[T]) -> type[T]:
     summary, _, rest = _ATTRIBUTES.sub("", docs[-1]).partition("\n\nRaises:")
     cls.__doc__ = f"{summary.rstrip()}\n\nAttributes:\n{described}" + (rest and f"\nRaises:{rest}")
     return cls
-
-
-def with_fields(function: Callable[..., None], kind: type) -> Callable[..., None]:
-    """Return a function in which the fields of a dataclass replace the parameter ``options``."""
-    own, options = inspect.signature(function).parameters, inspect.signature(kind).parameters
-
-    @functools.wraps(function)
-    def run(**given: Any) -> None:
-        function(options=kind(**{name: given.pop(name) for name in options}), **given)
-
-    hints = get_type_hints(kind) | get_type_hints(function)
-    named = [
-        each.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
-        for name, each in {**options, **own}.items()
-        if name != "options"
-    ]
-    run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
-    return run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,8 +195,8 @@ class ShuffleOptions(SelectionOptions):
         threads: Maximum number of threads, limited by the memory. It does not affect the result. Default
             None: one per core.
         replace: Remove another shuffle of the store, and the shards and pickles made from it, before this one
-            is written, if the disk cannot hold both. Default False: another shuffle is replaced when this one
-            is complete, and what was made from it stays.
+            is written: for disks that cannot hold both, and for object stores. Default False: another shuffle
+            is replaced when this one is complete, and what was made from it stays.
 
     Raises:
         ConfigError: A value is out of range.
@@ -233,7 +213,7 @@ class ShuffleOptions(SelectionOptions):
         super().__post_init__()
         if self.seed is not None:
             object.__setattr__(self, "seed", check_seed(self.seed))
-        check_fields(self, {"buckets": 1, "threads": 1, "memory": 0}, flags=("replace",))
+        check_fields(self, {"buckets": 1, "threads": 1, "memory": 0})
         if self.buckets is not None and self.buckets > MAX_BUCKETS:
             raise ConfigError(f"buckets must be between 1 and {MAX_BUCKETS:,}", found=self.buckets)
         if self.memory < MINIMUM_MEMORY:

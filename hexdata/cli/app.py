@@ -1,8 +1,8 @@
 """Parts that the commands share: how a command is declared, and the context in which it runs.
 
 A command is a function. Its parameters have the names, types and defaults of the options, and its docstring
-declares their metavars and helps, in the groups in which ``--help`` shows them. A parameter ``options``
-whose type is a dataclass is replaced by the fields of that class, which its docstring describes.
+declares their metavars and helps, in the groups in which ``--help`` shows them. ``**given`` are the fields of
+the dataclass in its annotation, whose docstring describes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import fields
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -24,7 +24,6 @@ import hexdata
 from hexdata.checks import unusable
 from hexdata.cli.messages import print_stderr
 from hexdata.errors import ConfigError, without_secrets
-from hexdata.options import with_fields
 from hexdata.text import did_you_mean, printable, shortened
 from hexdata.units import format_bytes, parse_bytes
 
@@ -173,13 +172,31 @@ _ENTRY: Final = re.compile(
 """A parameter or a field in a docstring, such as ``    --board-size N: Convert only boards of this size.``"""
 
 
-def _declared(docstring: str) -> dict[str, tuple[re.Match[str], str]]:
-    """Return the entry and the group of each parameter that a docstring declares, by its name."""
+def _declared(docstring: str) -> dict[str, dict[str, Any]]:
+    """Return the parameters that a docstring declares, by name: the parts of ``_ENTRY`` and the heading."""
     return {
-        entry["name"].removeprefix("--").replace("-", "_"): (entry, section.partition(":\n")[0])
+        entry["name"].removeprefix("--").replace("-", "_"): {
+            **entry.groupdict(),
+            "help": re.sub(r"\s+", " ", entry["help"]),
+            "group": section.partition(":\n")[0],
+        }
         for section in _SECTION.split(docstring)[1:]
         for entry in _ENTRY.finditer(section)
     }
+
+
+def _declared_fields(kind: Any) -> dict[str, dict[str, Any]]:
+    """Return the same for the fields of a dataclass. Those of a base class have its name as their heading."""
+    found = _declared(inspect.cleandoc(kind.__doc__))
+    for field in fields(kind):
+        entry = found[field.name]
+        owner = next(each for each in kind.__mro__ if field.name in vars(each)["__annotations__"])
+        entry["name"] = f"--{field.name.replace('_', '-')}"
+        entry["group"] = "Options" if owner is kind else owner.__name__.removesuffix("Options")
+        # The default is shown apart, except what None means.
+        text = re.sub(" Default (?!None).*", "", re.sub('[`"]', "", entry["help"]))
+        entry["help"] = text.replace("Default None:", "Default:")
+    return found
 
 
 def add_command(function: Callable[..., None]) -> None:
@@ -187,40 +204,39 @@ def add_command(function: Callable[..., None]) -> None:
     text, *sections = _SECTION.split(inspect.cleandoc(function.__doc__ or ""))
     examples = next(section for section in sections if section.startswith("Examples:"))
     declared = _declared(_SHARED) | _declared("\n".join(sections))
-    options: Any = get_type_hints(function).get("options")
-    if options is not None:
-        declared = _declared(inspect.cleandoc(options.__doc__)) | declared
-        function = with_fields(function, options)
+    signature = {**inspect.signature(function, eval_str=True).parameters}
+    if (given := signature.pop("given", None)) is not None:
+        kind = get_args(given.annotation)[1]
+        declared = _declared_fields(kind) | declared
+        signature = {**inspect.signature(kind, eval_str=True).parameters, **signature}
     parameters = []
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        (entry, group), hint = declared[name], parameter.annotation
-        if entry["metavar"] == "SIZE" and isinstance(parameter.default, int):
-            hint, size = Size, format_bytes(parameter.default).replace(" ", "")
-            parameter = parameter.replace(default=size)
+    for name, parameter in signature.items():
+        entry, hint, default = declared[name], parameter.annotation, parameter.default
+        if entry["metavar"] == "SIZE" and isinstance(default, int):  # of a dataclass; commands have text
+            hint, default = Size, format_bytes(default).replace(" ", "")
         # The type without list and None.
-        kind = hint
-        while get_origin(kind) not in (None, Literal):
-            kind = get_args(kind)[0]
-        choices = get_args(kind) if get_origin(kind) is Literal else ()
-        spelled, help_text = entry["name"], re.sub(r"\s+", " ", entry["help"])
-        if group == "Attributes":  # a field; its default is shown apart, except what None means
-            owner = next(each for each in options.__mro__ if name in vars(each)["__annotations__"])
-            group = "Options" if owner is options else owner.__name__.removesuffix("Options")
-            spelled, help_text = f"--{name.replace('_', '-')}", re.sub('[`"]', "", help_text)
-            help_text = re.sub(r" Default (?!None).*", "", help_text).replace("Default None:", "Default:")
-        shown = spelled if spelled.startswith("--") else entry["metavar"]
+        type_ = hint
+        while get_origin(type_) not in (None, Literal):
+            type_ = get_args(type_)[0]
+        choices = get_args(type_) if get_origin(type_) is Literal else ()
+        spelled = entry["name"]
+        is_option = spelled.startswith("--")
+        shown = spelled if is_option else entry["metavar"]
         facts: dict[str, Any] = {
-            "metavar": "|".join(choices) or entry["metavar"] or {int: "N", str: "TEXT"}.get(kind),
-            "help": help_text,
-            "parser": None if kind is bool or choices else _parser(kind, shown),
+            "metavar": "|".join(choices) or entry["metavar"] or {int: "N", str: "TEXT"}.get(type_),
+            "help": entry["help"],
+            "parser": None if type_ is bool or choices else _parser(type_, shown),
             # What None means is in the text of the help.
-            "show_default": parameter.default is not None,
+            "show_default": default is not None,
         }
-        if spelled.startswith("--"):
-            info: Any = typer.Option(*filter(None, (spelled, entry["short"])), rich_help_panel=group, **facts)
+        if is_option:
+            names = filter(None, (spelled, entry["short"]))
+            info: Any = typer.Option(*names, rich_help_panel=entry["group"], **facts)
         else:
             info = typer.Argument(**facts)
-        parameters.append(parameter.replace(annotation=Annotated[hint, info]))
+        # By name, since a field that has a default would be before an argument that has none.
+        by_name, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[hint, info]
+        parameters.append(parameter.replace(kind=by_name, default=default, annotation=annotation))
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     lines = [line.strip() for line in examples.splitlines()[1:] if line.strip()]
     # Typer creates the command from a class, so its examples are an attribute of a class of its own.

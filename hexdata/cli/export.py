@@ -35,8 +35,8 @@ def export(
 
     Options:
         --format: webdataset: tar shards for training. pickle: legacy pickles.
-        --replace: Remove the present files of this format and order before the new ones are written, if the
-            disk cannot hold both.
+        --replace: Remove the present files of this format and order before the new ones are written: for
+            disks that cannot hold both, and for object stores.
 
     Options of --format pickle:
         --order: One file per bucket, or one file per source. Default: shuffled.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from hexdata.cli.app import AnyPath, command, using_engine
+from hexdata.cli.app import AnyPath, command, options_of, using_engine
 from hexdata.options import ShuffleOptions
 from hexdata.text import count_of, shortened
 from hexdata.units import format_bytes
@@ -20,11 +20,11 @@ _SHOWN_GROUPS: Final = 12
 
 def shuffle(
     store: AnyPath,
-    options: ShuffleOptions,
     dry_run: bool = False,
     engine: Literal["local", "ray"] = "local",
     address: str | None = None,
     json: bool = False,
+    **given: Annotated[Any, ShuffleOptions],
 ) -> None:
     """Shuffle the positions of a store in a seeded order.
 
@@ -41,6 +41,7 @@ def shuffle(
     """
     from hexdata.shuffle import plan_shuffle, shuffle_store
 
+    options = options_of(ShuffleOptions, given)
     with command(json) as (output, bar), using_engine(engine, address) as runner:
         if dry_run:
             plan = plan_shuffle(store, options, engine=runner)

@@ -59,8 +59,7 @@ class ConvertOptions(WorkerOptions):
     alphazero_convention: str | None = None
 
     def __post_init__(self) -> None:
-        least = {"workers": 1, "memory": 0, "board_size": MIN_SIZE}
-        check_fields(self, least, flags=("salvage", "truncate_repeats"))
+        check_fields(self, {"workers": 1, "memory": 0, "board_size": MIN_SIZE})
         if self.board_size is not None:
             check_count("board_size", self.board_size, MIN_SIZE, MAX_SIZE)
         super().__post_init__()

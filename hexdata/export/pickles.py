@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hexdata.checks import check_choice, check_count, check_fields, check_options
+from hexdata.checks import check_choice, check_count, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import HexdataError, StoreError
 from hexdata.export.originals import (
@@ -70,8 +70,6 @@ class PicklesOptions(ReplacingOptions):
         order: "shuffled", the default, for one file per bucket of the shuffle, or "original" for one file
             per source.
         level: Compression level of gzip, 1 to 9. Default 6.
-        replace: Whether to remove the present pickles of the store before the new ones are written, to save
-            disk space. Default False: they are replaced when all new files are complete.
 
     Raises:
         ConfigError: A value is out of range.
@@ -85,7 +83,6 @@ class PicklesOptions(ReplacingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, flags=("replace",))
         check_choice("order", self.order, ORDERS)
         object.__setattr__(self, "level", check_count("level", self.level, 1, 9))
 

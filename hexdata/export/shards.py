@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from msgspec.structs import asdict
 
-from hexdata.checks import check_count, check_fields, check_options
+from hexdata.checks import check_count, check_options
 from hexdata.engine import LOCAL, Engine
 from hexdata.errors import ConfigError, StoreError
 from hexdata.export.run import ExportFile, ExportRun, ReplacingOptions, exporting
@@ -50,8 +50,6 @@ class ExportOptions(ReplacingOptions):
         block_size: Number of positions per block. Default 4,096.
         free_buckets: Whether to remove each bucket of the shuffle as soon as all shards with its rows are
             written, so that the disk never holds all buckets and all shards. Default False.
-        replace: Whether to remove the present shards of the store before the new ones are written, to save
-            disk space. Default False: they are replaced when all new files are complete.
 
     Raises:
         ConfigError: A value is out of range.
@@ -66,7 +64,6 @@ class ExportOptions(ReplacingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fields(self, flags=("free_buckets", "replace"))
         for name in ("shard_size", "block_size"):
             object.__setattr__(self, name, check_count(name, getattr(self, name), 1, MAX_SIZE_OF_SHARDS))
         # Otherwise a shard would end with a short block, and rows of blocks could not be computed from sizes.

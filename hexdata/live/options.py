@@ -135,7 +135,7 @@ class LiveOptions(RankedOptions):
         if self.split is not None:
             check_choice("split", self.split, SPLITS)
         check_shares(self.val, self.test)
-        check_fields(self, {"pool_size": 1, "reservoir": 1}, ["watch"])
+        check_fields(self, {"pool_size": 1, "reservoir": 1})
         targets = [name for name in self.batch.fields if is_target(name) and name != "policy_weight"]
         if targets:
             raise ConfigError(f"batches of live games do not contain {', '.join(targets)}")

@@ -172,7 +172,7 @@ class LoaderOptions(SplitOptions, RankedOptions):
         RankedOptions.__post_init__(self)
         if self.shuffle is None:
             object.__setattr__(self, "shuffle", self.split == "train")
-        check_fields(self, {"window": 1, "threads": 1}, flags=("shuffle",))
+        check_fields(self, {"window": 1, "threads": 1})
         check_choice("remainder", self.remainder, get_args(Remainder))
         check_choice("on_error", self.on_error, get_args(OnError))
         check_transform(self.transform)

@@ -68,7 +68,7 @@ class ShowOptions:
     numbers: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, {"position": 0, "game": 0, "ply": 0, "every": 1}, flags=("numbers",))
+        check_fields(self, {"position": 0, "game": 0, "ply": 0, "every": 1})
         if self.position is not None and (self.game is not None or self.ply is not None):
             raise ConfigError("choose a position by its id, or by game and ply, not both")
         if self.every is not None and self.ply is not None:
