@@ -24,6 +24,7 @@ from hexdata.selection.expression import parse_expression
 from hexdata.sql import named_query, open_catalog
 from hexdata.sql.run import query_error, start_query
 from hexdata.storage import AnyPath, prefix_of, storage_of
+from hexdata.storage.local import Version
 from hexdata.store import Store
 from hexdata.store.integrity import require_intact_once
 from hexdata.store.manifest import MANIFEST_NAME
@@ -331,7 +332,8 @@ class Library:
         self._lock = threading.Lock()
         self._stack = ExitStack()
         self._open: OpenStore | None = None
-        self._version, self._checked = "", 0.0
+        self._version: Version | None = None
+        self._checked = 0.0
 
     def current(self) -> OpenStore:
         """Return the open store. It is opened again if it has changed; other requests then wait.

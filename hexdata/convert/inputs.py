@@ -28,7 +28,7 @@ from hexdata.json_models import read_metadata
 from hexdata.retry import is_transient
 from hexdata.storage import AnyPath, is_address, prefix_of, storage_of, translate_errors
 from hexdata.storage.errors import ObjectStoreError, disk_error_hint, system_message
-from hexdata.storage.local import walk_once, without_status_time
+from hexdata.storage.local import Version, walk_once
 from hexdata.store import Store
 from hexdata.store.commands import manifest_kind
 from hexdata.store.files import Sidecar, digest_file, sidecar_of
@@ -254,18 +254,19 @@ def _objects(given: AnyPath, store: AnyPath) -> dict[str, tuple[AnyPath, int | N
 # Their bytes
 
 
-def source_version(path: AnyPath, beside: AnyPath | None) -> str:
-    """Return ``Storage.version`` of a file and of its sidecar; "" if the file is missing."""
+def source_version(path: AnyPath, beside: AnyPath | None) -> tuple[Version | None, ...]:
+    """Return the versions of a file and of its sidecar, if it has one; empty if the file is missing."""
     version = storage_of(path).version()
-    return f"{version} {storage_of(beside).version()}" if version and beside else version
+    return (version, *([storage_of(beside).version()] if beside else [])) if version else ()
 
 
-def has_same_bytes(source: Source, version: str) -> bool:
+def has_same_bytes(source: Source, version: tuple[Version | None, ...]) -> bool:
     """Return whether a source has the bytes that were digested, although it has another ``version``.
 
     A new hard link or new permissions change the version, too.
     """
-    if without_status_time(version) != without_status_time(source.version):
+    before, now = ([each and each.content for each in found] for found in (source.version, version))
+    if now != before:
         return False
     is_same = digest_file(source.path)[1] == source.sha256
     return is_same and Sidecar.of(source.beside) == source.sidecar

@@ -240,7 +240,7 @@ class _Spools:
             with translate_errors():
                 version = source_version(file.path, file.beside)
                 # A missing source has raised an error already. One that failed may have been incomplete.
-                is_same = version in ("", file.version) or (not failure and has_same_bytes(file, version))
+                is_same = version in ((), file.version) or (not failure and has_same_bytes(file, version))
             if not is_same:
                 hint = "Run the command again when no process writes to the file."
                 raise SourceChangedError(

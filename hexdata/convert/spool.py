@@ -29,6 +29,7 @@ from hexdata.games.convention import Convention, Decision, Votes
 from hexdata.json_models import Count, HexDigest, Model
 from hexdata.schema import rejected_schema
 from hexdata.storage import AnyPath, storage_of
+from hexdata.storage.local import Version
 from hexdata.store.files import Sidecar, digest_file, identity_of, read_sealed, write_sealed
 from hexdata.text import encodable
 
@@ -228,7 +229,7 @@ class Source(Struct, gc=False):
     # Digested, and compared with the sources of the store.
     sha256: str = ""
     """Empty if the file cannot be read, and until it is digested."""
-    version: str = ""
+    version: tuple[Version | None, ...] = ()
     """``inputs.source_version`` of the file, taken before it was digested."""
     content: _Content | None = None
     """The bytes that were digested, of a small text, until it is read; None for other files."""

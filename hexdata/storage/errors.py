@@ -25,7 +25,6 @@ RUN_AGAIN: Final = (
 """Hint for an interrupted stage."""
 ONE_WRITER: Final = "Make sure that only one process writes to the store, and run the command again."
 VERIFY_HINT: Final = "Run `hexdata verify` to list the faults."
-_REFUSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _CHECK_DISK: Final = "Check the disk and the permissions, and run the command again."
 _CHECK_STORE: Final = "Check the address, the credentials, the network and the endpoint (AWS_ENDPOINT_URL)."
 _LONGEST: Final = 300
@@ -113,19 +112,9 @@ def translate_errors(location: AnyPath | None = None) -> Iterator[None]:
             raise BudgetError("the disk is full", path=path, found=found, hint=RUN_AGAIN) from error
         if (remedy := disk_error_hint(error)) is None or is_address(location):
             raise
-        reason = "the system cannot read or write this file"
-        if error_number(error) in _REFUSED and (folder := _read_only_folder(Path(str(path)))) is not None:
-            path, reason = folder, "the system cannot write to this folder"
-        raise StoreError(reason, path=path, found=found, hint=remedy) from error
-
-
-def _read_only_folder(path: Path) -> Path | None:
-    """Return the folder in which no file can be written; None if one can, or if the file cannot be read."""
-    # Not ``Path.is_dir``, which raises below a folder that cannot be read.
-    folder = next((each for each in path.parents if os.path.isdir(each)), path)  # noqa: PTH112
-    is_readable = os.access(folder, os.R_OK | os.X_OK)
-    is_readable = is_readable and (os.access(path, os.R_OK) or not os.access(path, os.F_OK))
-    return folder if is_readable and not os.access(folder, os.W_OK) else None
+        raise StoreError(
+            "the system cannot read or write here", path=path, found=found, hint=remedy
+        ) from error
 
 
 def disk_error_hint(error: OSError) -> str | None:

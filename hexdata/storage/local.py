@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader, BufferedWriter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from hexdata import system
 from hexdata.errors import StoreError
@@ -50,6 +50,16 @@ class HashingFile(BufferedWriter):
         return self._hash.hexdigest()
 
 
+class Version(NamedTuple):
+    """The version of a file or an object."""
+
+    content: str
+    """Size and time of the last change of a file; tag of an object."""
+    status_time: int = 0
+    """Time of the last change of a file, its hard links or its permissions in nanoseconds. A copy may get the
+    time of the last change of another file, but not this one."""
+
+
 @dataclass(frozen=True)
 class LocalStorage:
     """A file or folder on a local disk.
@@ -78,13 +88,10 @@ class LocalStorage:
         status = _status(self.path)
         return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
 
-    def version(self) -> str:
-        """Return a text that changes with the content of the file; empty if it does not exist."""
-        status = _status(self.path)
-        # A copy may get the time of the last change of another file, but not the one of its status.
-        if status is None:
-            return ""
-        return f"{status.st_size} {status.st_mtime_ns} status {status.st_ctime_ns}"
+    def version(self) -> Version | None:
+        """Return a version that changes with the content of the file; None if it does not exist."""
+        found = _status(self.path)
+        return found and Version(f"{found.st_size} {found.st_mtime_ns}", found.st_ctime_ns)
 
     def files(self) -> dict[str, int]:
         """Return the sizes in bytes of all files below the folder, by relative name, sorted.
@@ -199,16 +206,22 @@ class LocalStorage:
             # Raises if a pipe has this name: to open it for writing, as below, would wait for a reader.
             open_file(path).close()
         with ExitStack() as stack:
-            with add_path_to_error(path):
-                is_held = on_disk(lambda: stack.enter_context(system.locked(path, wait=False)))
-            if not is_held:
-                known = b""
-                with suppress(OSError):  # the holder removes the file when it ends, which may be now
-                    known = holder.read_range(0, MAX_BYTES)
-                raise locked_error(self.path, known)
-            # After the lock is held, so that only its holder writes this file.
-            with holder.publish(sync=False) as file:
-                file.write(json.dumps({"pid": os.getpid(), "stage": stage}).encode())
+            try:
+                with add_path_to_error(path):
+                    is_held = on_disk(lambda: stack.enter_context(system.locked(path, wait=False)))
+                if not is_held:
+                    known = b""
+                    with suppress(OSError):  # the holder removes the file when it ends, which may be now
+                        known = holder.read_range(0, MAX_BYTES)
+                    raise locked_error(self.path, known)
+                # After the lock is held, so that only its holder writes this file.
+                with holder.publish(sync=False) as file:
+                    file.write(json.dumps({"pid": os.getpid(), "stage": stage}).encode())
+            except OSError as error:
+                # The user does not know these files. Not ``Path.exists``, which raises in a folder of others.
+                if not os.path.exists(error.filename):  # noqa: PTH110
+                    error.filename = str(self.path)
+                raise
             try:
                 yield lambda: None
             finally:
@@ -257,14 +270,6 @@ class LocalStorage:
             # The glob alone also matches hidden files that end in .tmp and are not hexdata's.
             if _TEMPORARY_NAME.fullmatch(path.name):
                 path.unlink(missing_ok=True)
-
-
-def without_status_time(version: str) -> str:
-    """Return a version, or several in one text, without the times at which the status of files changed.
-
-    A hard link or new permissions change these, too, but not the content.
-    """
-    return re.sub(" status [0-9]+", "", version)
 
 
 def _status(path: Path) -> os.stat_result | None:

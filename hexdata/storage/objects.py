@@ -25,7 +25,7 @@ from hexdata.errors import StoreError
 from hexdata.retry import RetryPolicy
 from hexdata.storage.address import cache_folder
 from hexdata.storage.errors import ONE_WRITER, Changed, ObjectStoreError, as_object_error, code_of
-from hexdata.storage.local import HashingFile
+from hexdata.storage.local import HashingFile, Version
 from hexdata.storage.lock import LOCK_NAME, hold_lease
 from hexdata.temporary import temporary_folder
 
@@ -155,11 +155,12 @@ class ObjectStorage:
             return int(self.info()["size"])
         return None
 
-    def version(self) -> str:
-        """Return the tag of the object; empty if it does not exist."""
+    def version(self) -> Version | None:
+        """Return the tag of the object; None if it does not exist or has none."""
         with suppress(FileNotFoundError):
-            return tag_of(self.info()) or ""
-        return ""
+            if tag := tag_of(self.info()):
+                return Version(tag)
+        return None
 
     def files(self) -> dict[str, int]:
         """Return the sizes in bytes of the objects below the address, by relative name, sorted.
@@ -278,10 +279,10 @@ class ObjectStorage:
                 condition = {"IfNoneMatch": "*"} if tag is None else {"IfMatch": tag}
                 put = functools.partial(self._ask_s3, "put_object", size=len(data), Body=data, **condition)
                 return tag_of(self._write_if_unchanged(put))
-            if self.version() != (tag or ""):
+            if self.version() != (Version(tag) if tag else None):
                 raise Changed(str(self.path))
             self._ask("pipe_file", data)
-            return self.version()
+            return tag_of(self.info())
         except Changed:
             with suppress(FileNotFoundError):
                 current, new_tag = self.read_tagged(len(data) + 1)  # a longer object must differ

@@ -218,7 +218,7 @@ def test_a_long_table_of_groups_states_how_many_are_left_out(trmph_store: Path) 
 def test_a_read_only_store_is_named_with_a_remedy(
     trmph_store: Path, copy_store: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The superuser may write anywhere, so the answers of the system are replaced."""
+    """The superuser may write anywhere, so the answer of the system is replaced."""
     store, path_open = copy_store(trmph_store), Path.open
 
     def refuse(path: Path, mode: str = "r", *others: Any, **named: Any) -> Any:
@@ -227,13 +227,11 @@ def test_a_read_only_store_is_named_with_a_remedy(
         return path_open(path, mode, *others, **named)
 
     monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    (store / ".lock").unlink(missing_ok=True)
     for command in ("shuffle", "export"):
         ran = hexdata_run(command, store)
         assert ran.status == 1
         assert all(part in ran.err for part in (f"{store}: ", os.strerror(errno.EACCES), "the permissions"))
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    assert "cannot write" not in hexdata_run("shuffle", store).err, "a folder that cannot be read either"
     assert hexdata_run("info", store).status == 0
 
 

@@ -91,7 +91,7 @@ def test_an_object_that_is_missing_or_replaced(bucket):
     (bucket / "folder" / "a").write_bytes(bytes(9 << 20))
     for name in ("none", "folder"):
         assert storage_of(bucket / name).size() is None
-        assert storage_of(bucket / name).version() == ""
+        assert storage_of(bucket / name).version() is None
     missing = storage_of(bucket / "none")
     assert (missing.exists(), missing.files(), missing.names()) == (False, {}, [])
     missing.remove()
