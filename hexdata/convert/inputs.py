@@ -411,6 +411,9 @@ def _new_lines(source: Source, base: Source, store: Store) -> FilePart:
     with translate_errors():
         may_grow = base.facts.format == "trmph" and source.bytes > base.bytes and source.sha256
         is_longer = may_grow and has_lines(storage.read_range(0, 2))
+        before = storage.read_range(max(base.bytes - _LAST_LINE, 0), base.bytes)
+        # A line feed among the new bytes would make one line of all that end with carriage returns alone.
+        is_longer = is_longer and (b"\n" in before or b"\r" not in before[:-1])
         # Records are appended to a sidecar as games are to its text.
         follows = base.sidecar.begins(source.beside) if base.sidecar else source.beside is None
         if not (is_longer and follows and digest_file(path, base.bytes)[1] == base.sha256):
@@ -422,7 +425,6 @@ def _new_lines(source: Source, base: Source, store: Store) -> FilePart:
                 hint="Restore the file, give the new one another name, or convert into a new store.",
             )
         # The last line was complete if a line feed ends it or has been added since.
-        before = storage.read_range(max(base.bytes - _LAST_LINE, 0), base.bytes)
         after = storage.read_range(base.bytes, base.bytes + 2)
     last = b"" if after.startswith((b"\n", b"\r\n")) else before.rpartition(b"\n")[2]
     if is_game_line(last):

@@ -216,9 +216,10 @@ class GameReader(FileReader):
         return self._opened.enter_context(file)
 
     @cached_property
-    def _file(self) -> io.BufferedIOBase:
+    def _file(self) -> io.BufferedReader:
         """The file as a text. Pickles of games are no text and use ``_stream`` itself."""
-        return io.BufferedReader(self._stream, _BUFFER) if self.content is None else io.BytesIO(self.content)
+        raw: Any = self._stream if self.content is None else io.BytesIO(self.content)
+        return io.BufferedReader(raw, _BUFFER)
 
     def _read_whole(self) -> bytes:
         """Return the text as a whole; if a damaged one is salvaged, the part before the damage.

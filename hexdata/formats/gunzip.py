@@ -156,14 +156,36 @@ class GunzipFile(io.RawIOBase):
         self._raw.close()
 
 
-def read_lines(file: io.BufferedIOBase, most: int, stop: int = sys.maxsize) -> Iterator[tuple[bytes, int]]:
+class _WithLineFeeds(io.RawIOBase):
+    """A text whose lines end with carriage returns alone, with line feeds instead."""
+
+    def __init__(self, text: io.BufferedReader) -> None:
+        self._text = text
+
+    def readable(self) -> bool:
+        """Return True, as ``io.RawIOBase`` requires."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read up to ``len(buffer)`` bytes into a writable buffer and return their number."""
+        piece = self._text.read1(len(buffer)).replace(b"\r", b"\n")
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def read_lines(file: io.BufferedReader, most: int, stop: int = sys.maxsize) -> Iterator[tuple[bytes, int]]:
     """Yield each line of a text, without a byte order mark, and its number of bytes in the text.
+
+    Lines end with a line feed. If there is none in the first bytes, a carriage return ends a line, too.
 
     Args:
         file: The text.
         most: Number of bytes up to which lines are complete. Of a longer one, one byte more is held.
         stop: Offset at which the text ends.
     """
+    head = file.peek()
+    if b"\r" in head and b"\n" not in head:
+        file = io.BufferedReader(_WithLineFeeds(file))
     at = 0
     while at < stop and (line := file.readline(min(stop - at, most + 1))):
         rest, begin = line, at

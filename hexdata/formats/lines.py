@@ -104,7 +104,7 @@ def games_of(text: bytes) -> bytes:
     """Return a text with the game alone in each line that has other text around it, but JSON as it is."""
     if _JSON.match(text):
         return text
-    lines = text.decode(errors="surrogateescape").split("\n")
+    lines = re.split("\r\n?|\n", text.decode(errors="surrogateescape"))
     return "\n".join(map(without_surroundings, lines)).encode(errors="surrogateescape")
 
 

@@ -1,5 +1,7 @@
 """Reader of the games of PlayHex (playhex.org) in JSON: a list of objects, or an object on each line.
 
+The list may be ``games`` of an object, whose other keys are ignored, as are those of the games.
+
 Red moves first and connects top and bottom, as blue does in hexdata.
 """
 
@@ -48,6 +50,8 @@ class PlayHexReader(GameReader):
             content = read_json(data, self.path, what="this file", metadata=True)
         except StoreError as wrong:
             raise FormatError(wrong.reason, found=wrong.found, path=self.path) from wrong
+        if isinstance(content, dict) and isinstance(content.get("games"), list):
+            content = content["games"]
         for number, item in enumerate(content if isinstance(content, list) else [content], start=1):
             yield self._game(item, number, number)
 
@@ -77,14 +81,18 @@ class PlayHexReader(GameReader):
             raise FormatError("the winner has no winning chain", Reason.WINNER_VALUE, winner)
 
 
-_NEXT_LINE: Final = re.compile(rb"\}[ \t\r]*+\n\s*+\{")
+_NEXT_LINE: Final = re.compile(rb"\}[ \t]*+[\r\n]\s*+\{")
 """Between two objects of JSON lines. Within JSON, a comma would separate them."""
-_START: Final = re.compile(rb'\s*(\[\s*\]\s*$|\[?\s*\{[^{}]{0,4000}"(?:boardsize|boardSize)"\s*:)', re.DOTALL)
-"""Beginning of a list or an object of PlayHex. The size is one of the first keys."""
+_GAME: Final = rb'\{[^{}]{0,4000}"(?:boardsize|boardSize)"\s*:'
+"""Beginning of a game. The size is one of its first keys."""
+_START: Final = re.compile(rb"\s*(?:\[\s*\]\s*$|\[?\s*" + _GAME + rb")")
+"""Beginning of a list or an object of PlayHex."""
+_LIST_IN_OBJECT: Final = re.compile(rb'\s*\{[\s\S]*?"games"\s*:\s*\[\s*(?:\]|' + _GAME + rb")")
+"""Beginning of an object with a list of games."""
 FORMAT: Final = SourceFormat(
     "playhex",
     ("*playhex*.json", "*playhex*.json.gz"),
-    lambda head, _name: _START.match(head) is not None,
+    lambda head, _name: bool(_START.match(head) or _LIST_IN_OBJECT.match(head)),
     PlayHexReader,
     "games of PlayHex",
 )

@@ -222,9 +222,10 @@ def _is_binary(head: bytes) -> bool:
 def _first_match(formats: Iterable[SourceFormat], head: bytes, name: str) -> SourceFormat | None:
     """Return the first format that a file has, by its first bytes and its name."""
     shown = "" if _is_binary(head) else name.lower()
+    text = head if b"\n" in head else head.replace(b"\r", b"\n")  # lines as ``read_lines`` returns them
     for each in formats:
         try:
-            if each.matches(head, shown if each.name in _OWN_NAMES else name):
+            if each.matches(text if each in _TEXTS else head, shown if each.name in _OWN_NAMES else name):
                 return each
         except Exception as error:
             reason = f"the format {each.name!r} of an installed package failed to examine a file"

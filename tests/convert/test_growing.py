@@ -121,6 +121,7 @@ def test_a_file_that_changed_otherwise_is_refused(make, convert):
     path = make.write_bytes("a.trmph", text.encode())
     zipped = make.write_bytes("b.trmph.gz", gzip.compress(make.lines(5, start=5).encode()))
     other = make.v2("c.pkl", make.games(3))
+    returns = make.write_bytes("d.trmph", b"#5,a1b1 r\r#5,a1b2 r\r")
     convert(make.folder)
     more = gzip.compress(make.lines(1, start=9).encode())
     changes = [
@@ -129,6 +130,7 @@ def test_a_file_that_changed_otherwise_is_refused(make, convert):
         (path, ("\n" + text).encode()),
         (zipped, zipped.read_bytes() + more),
         (other, other.read_bytes() + more),
+        (returns, returns.read_bytes() + b"#5,a1b3 r\n"),  # the text now is one line
     ]
     for changed, content in changes:
         before = changed.read_bytes()
@@ -136,7 +138,7 @@ def test_a_file_that_changed_otherwise_is_refused(make, convert):
         with pytest.raises(SourceChangedError, match="changed since it was converted"):
             convert(make.folder)
         changed.write_bytes(before)
-    assert convert(make.folder).result.skipped == 3
+    assert convert(make.folder).result.skipped == 4
 
 
 @pytest.mark.parametrize("what", ["file", "sidecar"])

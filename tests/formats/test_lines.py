@@ -167,7 +167,8 @@ def test_a_long_line_that_is_no_game_is_rejected_in_time(read_text):
     assert len(read_text("\n".join(lines)).rejected) == len(lines)
 
 
-def test_comments_blank_lines_and_other_encodings_are_counted(read_text):
+@pytest.mark.parametrize("end", [b"\n", b"\r"])
+def test_comments_blank_lines_and_other_encodings_are_counted(read_text, end):
     lines = [
         b"# a comment",
         b"#3,a1b2 b",
@@ -177,7 +178,7 @@ def test_comments_blank_lines_and_other_encodings_are_counted(read_text):
         b"#3,a1 b # caf\xc3\xa9",
         b"# 5 b",
     ]
-    reader, rows, rejected = read_text(b"\n".join(lines))
+    reader, rows, rejected = read_text(end.join(lines))
     assert ([row["line_idx"] for row in rows], rejected) == ([2, 2, 2, 3, 3, 4, 4], [])
     between = sum(len(lines[number]) + 1 for number in (0, 2, 4, 6)) - 1
     counts = {"comments": 2, "winners_from_chain": 0, "bytes_between_games": between, "other_encodings": 1}
@@ -210,8 +211,10 @@ def test_memory_does_not_grow_with_file_or_line_length(read_text):
     [
         ("https://hexworld.org/board/#11,a1b2", "a.txt", "hexworld"),
         ("# games\n\n11r9c1,a1b2", "a.txt", "hexworld"),
+        ("# games\ra1 b2\r", "a.txt", "moves"),
+        ("1,x\r2,<#11,a1b2 b>\r", "a.txt", "trmph"),
         ("11,a1b2c3", "a.txt", "hexworld"),
-        ("name,link\nx,https://hexworld.org/board/#11c1,a1b2:rb", "a.csv", "hexworld"),
+        ("name,link\rx,https://hexworld.org/board/#11c1,a1b2:rb", "a.csv", "hexworld"),
         ("a1 b2\nhttps://hexworld.org/board/#11c1,a1b2:rb", "a.txt", "moves"),
         ("#11c1,a1b2", "a.trmph", "hexworld"),
         ("http://www.trmph.com/hex/board#11,a1b2 b", "a.txt", "trmph"),

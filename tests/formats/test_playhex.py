@@ -13,14 +13,19 @@ LINK = "https://hexworld.org/board/#11,a1b2"
 CHAIN = {"boardsize": 3, "moves": "a1 c1 a2 c2 a3", "winner": "red", "outcome": "path"}
 
 
-def test_json_lines_are_a_list(read_text):
-    _, rows, rejected = read_text("\r\n".join(map(json.dumps, (GAME, GAME, CHAIN))) + "\n\n", "playhex.json")
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_json_lines_are_a_list(read_text, end):
+    _, rows, rejected = read_text(end.join(map(json.dumps, (GAME, GAME, CHAIN))) + "\n\n", "playhex.json")
     assert ([row["line_idx"] for row in rows], len(rejected)) == ([1] * 4 + [2] * 4, 1)
 
 
 @pytest.mark.parametrize(
     "content",
-    [[GAME | {"moves": ["A10", "swap-pieces", "D4", "F7"], "note": "#11,a1b2"}], GAME | {"link": LINK}],
+    [
+        [GAME | {"moves": ["A10", "swap-pieces", "D4", "F7"], "note": "#11,a1b2"}],
+        GAME | {"link": LINK},
+        {"of": {"user": "games"}, "games": [GAME], "next": None},
+    ],
 )
 @pytest.mark.parametrize(("encoding", "indent"), [("utf-8", None), ("utf-8-sig", 1), ("utf-16", 1)])
 def test_a_game_of_playhex_has_its_swap_and_winner(read_text, content, encoding, indent):

@@ -444,7 +444,7 @@ def _empty_files() -> dict[str, bytes]:
         empty = {"list": [], "tuple": (), "deque": collections.deque(), "dict": {}}[name]
         files[f"empty-{name}/a.pkl"] = pickle.dumps(empty, 4)
         files[f"empty-{name}-2/a.pkl"] = pickle.dumps(empty, 2)
-    files["empty-list/playhex.json"] = b"[]"
+    files |= {"empty-list/playhex.json": b"[]", "empty-games/playhex.json": b'{"games": []}'}
     files["list-of-empty-deques/a.pkl"] = pickle.dumps([collections.deque()] * 2, 4)
     files["no-rows/a.npz"] = SOURCES["katahex"].write([], b"")
     file = io.BytesIO()
