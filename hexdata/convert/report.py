@@ -24,7 +24,7 @@ _NOTES_OF_COUNTS: Final = {
     "variations": ("variation", "{} left out, as only the main lines are read"),
     "setup": ("game", "{} with stones that were set up, so that the positions before are missing"),
     "passes": ("position", "the policies of {} have a share for a pass or a swap, which is left out"),
-    "arrays": ("array", "{} beside those of boards, policies and values, which are all that is read"),
+    "arrays": ("key", "{} beside those of boards, policies and values, which are all that is read"),
     "unescaped": ("bracket", "{} within names kept, although no backslash precedes it"),
 }
 """Unit and text of the note on each count in the header of games that has one."""

@@ -1,8 +1,9 @@
 """Reader of positions, policies and values of AlphaZero-style programs: a pickle or an ``.npz`` file.
 
-A pickle is a list, or a list of lists or deques, of (board, policy, value). An ``.npz`` file has one array of
-each, under one of the usual names. These layouts do not state whose stones are 1, which edges a player
-connects, and whose view a value has: the convention, such as ``mover/top-bottom/mover``.
+A pickle is a list, or a list of lists or deques, of (board, policy, value), or of dicts with these under one
+of the usual names. An ``.npz`` file, or a pickled dict, has one array of each. These layouts do not state
+whose stones are 1, which edges a player connects, and whose view a value has: the convention, such as
+``mover/top-bottom/mover``.
 
 The reader tries all conventions. If exactly one of them agrees with the rules of Hex, it is that of the file:
 each board follows from the one before by one move, the games end one move before or at a winning chain, and
@@ -14,8 +15,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import chain, islice, product
 from typing import Any, Final
 
@@ -30,7 +32,7 @@ from hexdata.formats.legacy.allowlist import PickledArray, is_number, layout_of,
 from hexdata.formats.legacy.limits import DEFAULT_LIMITS
 from hexdata.formats.legacy.stream import PickleStream
 from hexdata.formats.legacy.unpickler import Unpickler
-from hexdata.formats.npz import LOCAL_HEADER, NpzFile
+from hexdata.formats.npz import LOCAL_HEADER, ArrayHeader, NpzFile
 from hexdata.formats.source import (
     BATCH_ROWS,
     OWN_READER,
@@ -47,12 +49,22 @@ from hexdata.text import shortened
 
 Array = npt.NDArray[Any]
 
+_NAMES: Final = (
+    ("boards", "board", "states", "state", "x", "s", "observations", "observation", "obs"),
+    ("policies", "policy", "pi", "pis", "p", "probs", "policy_targets", "policy_target"),
+    ("values", "value", "z", "v", "y", "value_targets", "value_target"),
+    ("winners", "winner", "outcomes", "outcome", "results", "result"),
+)
+"""Names of boards, policies, values and winners. Without a value, the winner is the value."""
+_MAX_KEYS: Final = 64
+"""Maximum number of keys of a record. A list may contain the same dict many times."""
 _PICKLE: Final = re.compile(
     rb"\x80[\x02-\x05](?:\x95.{8})?"
-    rb"(?:\]|(?:c|\x8c\x0b)collections[\n\x94\x8c]|[})](?:\x94|q\0)?\.)",
+    rb"(?:\]|(?:c|\x8c\x0b)collections[\n\x94\x8c]|[})](?:\x94|q\0)?\."
+    rb"|\}(?:\x94|q\0)?\((?:X.{4}|\x8c.)(?i:boards?|states?|polic(?:y|ies)|values?)[\x94q])",
     re.DOTALL,
 )
-"""Beginning of a list, a deque, an empty dict or an empty tuple."""
+"""Beginning of a list, a deque, an empty dict or tuple, or a dict that begins with one of ``_NAMES``."""
 _EMPTY_ARCHIVE: Final = b"PK\x05\x06"
 """The zip directory of an archive without members, as ``np.savez`` writes it without arrays."""
 _LIMITS: Final = replace(
@@ -68,12 +80,6 @@ _MAX_LISTED: Final = 4096
 3,171."""
 _MAX_DEPTH: Final = 8
 """Maximum nesting of these lists."""
-_NAMES: Final = (
-    ("boards", "board", "states", "state", "x", "s", "observations"),
-    ("policies", "policy", "pi", "pis", "p", "probs", "policy_targets"),
-    ("values", "value", "z", "v", "y", "outcomes", "outcome", "winners", "winner"),
-)
-"""Names of the arrays of an ``.npz`` file."""
 _PLAYERS: Final = ("first", "second", "mover", "other")
 """Whose stones are 1, or in the first plane; and for whom a value of 1 is a win. The mover is the player to
 move, the other one its opponent."""
@@ -84,6 +90,9 @@ CONVENTIONS: Final = tuple(map("/".join, product(_PLAYERS, _EDGES, _PLAYERS)))
 """Names of the conventions: stones, edges and values."""
 WORDS: Final = f"stones and values {', '.join(_PLAYERS)}; edges {', '.join(_EDGES)}"
 """The words of a convention."""
+_EXPECTED: Final = (
+    "board, policy and value, as a list or under the names that docs/howto/formats.md lists; " + OWN_READER
+)
 _STATED: Final = "whole games, or --alphazero-convention STONES/EDGES/VALUES (docs/howto/formats.md)"
 
 
@@ -95,13 +104,22 @@ class _Records:
         planes: Cells that are 1 and -1, or the stones of both planes, (k, 2, n, n) bool.
         policies: Numbers of the cells, and of a pass, (k, n · n + 1) float32.
         shares: Share of the player for whom a value of 1 is a win: 0 to 1, (k,).
+        results: The same of the winners beside the values: 0, 1, or NaN for none, (k,).
         stones: Number of stones, (k,).
         players: The player that each of ``_PLAYERS`` is, (k,).
     """
 
-    def __init__(self, rows: Sequence[tuple[int, Array, Array, float]], low: int) -> None:
-        self.number, self.planes, self.policies, values = map(np.array, zip(*rows, strict=True))
+    def __init__(self, rows: Sequence[_Row], low: int) -> None:
+        self.number, planes, self.policies, values, winners = map(np.array, zip(*rows, strict=True))
+        first, second, empty = np.count_nonzero(planes, axis=(2, 3)).T
+        # Of three planes, the first one may contain the empty cells: the players have equally many stones.
+        is_shifted = (abs(first - second) > 1).any() and (abs(second - empty) <= 1).all()
+        self.planes = planes[:, 1:] if is_shifted else planes[:, :2]
         self.shares = (values - low) / (1 - low)
+        # Winners are 1 and -1, or 1 and 0, or 1 and 2.
+        low = 2 if 2 in winners else -1 if -1 in winners else 0
+        results = (winners - low) / (1 - low)
+        self.results = np.where(np.isin(results, (0, 1)), results, np.nan)
         self.stones = np.count_nonzero(self.planes, axis=(1, 2, 3))
         mover = self.stones % 2
         self.players = dict(zip(_PLAYERS, (0 * mover, 0 * mover + 1, mover, 1 - mover), strict=True))
@@ -124,20 +142,22 @@ class _Records:
         starts = np.append([True], ~grows | (np.diff(self.stones) != np.diff(self.number)))
         return planes, turned, starts
 
-    def red(self, view: str) -> Array:
-        """Return the share of red in values that are for one of ``_PLAYERS``, (k,)."""
-        return np.where(self.players[view] == RED, self.shares, 1 - self.shares)
+    def red(self, view: str, shares: Array) -> Array:
+        """Return the share of red in shares, (k,), that are for one of ``_PLAYERS``."""
+        return np.where(self.players[view] == RED, shares, 1 - shares)
 
 
 class AlphaZeroReader(FileReader):
     """Reader of one file of (board, policy, value): a :class:`hexdata.formats.source.SourceReader`.
 
-    A board is (n, n) or n · n cells of 1, -1 and 0; or two planes (2, n, n) of the stones of each player, or
-    three of which the last one is constant or contains the empty cells. A policy has n · n numbers, and may
-    have one more for a swap or pass, which is left out. A value is 1 for a win and -1 or 0 for a loss. If the
-    convention is stated, it may be any number between them, such as that of a search. A record
-    of another kind is rejected: "example-layout", "board-type", "board-shape", "board-cells",
-    "board-overlap", "policy-type", "policy-shape", "policy-values", "value-type" or "value-range".
+    A board is (n, n) or n · n cells of 0, of 1, and of -1 or 2; or two planes of the stones of each player,
+    which are the first or the last axis, or three of which the last one is constant, or one of which contains
+    the empty cells. A policy has n · n numbers, and may have one more for a swap or pass, which is left out.
+    A value is 1 for a win and -1 or 0 for a loss. If the convention is stated, it may be any number between
+    them, such as that of a search. A winner beside a result must agree with it. Beside a search it is kept if
+    chains show which player is 1. A record of another kind is rejected: "example-layout", "board-type",
+    "board-shape", "board-cells", "board-overlap", "policy-type", "policy-shape", "policy-values",
+    "value-type" or "value-range".
 
     Args:
         path: The file, gzipped or plain.
@@ -173,7 +193,7 @@ class AlphaZeroReader(FileReader):
         # Two bytes can be read before any damage, which the reader of the content then reports.
         with GunzipFile(storage_of(self.path).open(), _LIMITS, salvage=True) as file:
             is_archive = file.read(2) == b"PK"
-        items, layout, unread = (_read_archive if is_archive else _read_pickle)(self.path)
+        items, layout, others = (_read_archive if is_archive else _read_pickle)(self.path)
         records, rejected = _check_records(items, self.board_size, self._stated is not None)
         if records is None:
             # The layout of a file that has no records, or none of the selected size, is fine.
@@ -183,7 +203,11 @@ class AlphaZeroReader(FileReader):
         convention, positions = _read_as(records, self._stated, layout)
         self.board_size = records.planes.shape[2]
         passes = int(np.count_nonzero(records.policies[:, -1]))
-        self.header |= {"convention": convention, "counts": {"passes": passes, **unread}}
+        counts = {"passes": passes}
+        # Winners are among the other keys: they are read if they agree with the values, or take their place.
+        if unread := others - (not (np.isnan(records.results).all() or positions["winner"].null_count)):
+            counts["arrays"] = unread
+        self.header |= {"convention": convention, "counts": counts}
         return positions, rejected
 
 
@@ -192,8 +216,8 @@ def _unknown(found: str, expected: str) -> FormatError:
     return FormatError(reason, found=found, expected=expected)
 
 
-def _read_pickle(path: AnyPath) -> tuple[Sequence[object], str, dict[str, int]]:
-    """Return the items of a pickle, its layout in words, and nothing, since all of it is read."""
+def _read_pickle(path: AnyPath) -> tuple[Sequence[object], str, int]:
+    """Return the items of a pickle, its layout in words, and the number of their other keys."""
     with GunzipFile(storage_of(path).open(), _LIMITS) as file:
         unpickler = Unpickler(PickleStream(file, _LIMITS))
         for _ in unpickler.run():
@@ -201,43 +225,99 @@ def _read_pickle(path: AnyPath) -> tuple[Sequence[object], str, dict[str, int]]:
     # An empty dict or tuple is a file without records, as an empty list is.
     top: Any = unpickler.result or []
     layout = layout_of(top)
-    if isinstance(top, list) and all(isinstance(item, list) and not _is_record(item) for item in top):
-        # A list or deque for each iteration of training. One record too many is enough for the error.
-        top = list(islice(chain.from_iterable(top), _MAX_RECORDS + 1))
-    if not isinstance(top, list) or (top and not any(map(_is_record, top))):
-        raise _unknown(layout, f"a list of (board, policy, value); {OWN_READER}")
-    if len(top) > _MAX_RECORDS:
-        raise FormatError("too many records", Reason.LIMIT_ITEMS, layout, f"at most {_MAX_RECORDS:,}")
-    return top, layout, {}
+    if isinstance(top, dict) and len(top) <= _MAX_KEYS and (names := _named(tuple(top))):
+        return _joined({name: _column(top[name]) for name in names}, layout), layout, len(top) - 3
+    for _ in range(2):
+        if isinstance(top, list) and all(isinstance(item, list) and not _row(item) for item in top):
+            # A list or deque for each iteration or game. One record too many is enough for the error.
+            top = list(islice(chain.from_iterable(top), _MAX_RECORDS + 1))
+    if not isinstance(top, list) or (top and not any(map(_row, top))):
+        raise _unknown(layout, _EXPECTED)
+    _check_count(len(top), layout)
+    kinds = {tuple(item) for item in top if isinstance(item, dict) and len(item) <= _MAX_KEYS}
+    return top, layout, len({key for keys in kinds for key in set(keys).difference(_named(keys)[:3])})
 
 
-def _is_record(item: object) -> bool:
-    if not isinstance(item, (tuple, list)) or len(item) != 3:
+def _is_column(header: ArrayHeader | str, other: ArrayHeader | str) -> bool:
+    """Return whether an array has numbers, and as many rows as another."""
+    if not (isinstance(header, ArrayHeader) and isinstance(other, ArrayHeader)):
         return False
+    return header.dtype.kind in "biuf" and header.shape[:1] == other.shape[:1]
+
+
+def _column(value: Any) -> Sequence[Any]:
+    """Return the items of a list or an array of a pickle; none of another object."""
+    if isinstance(value, PickledArray) and value.shape:
+        # Without cells, any number of rows takes no bytes.
+        return _plain(value, [0], _MAX_DEPTH) if value.payload else range(value.shape[0])
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def _joined(columns: Mapping[str, Any], layout: str) -> list[Any]:
+    """Return records whose boards, policies, values and, perhaps, winners are columns of these names.
+
+    Raises:
+        FormatError: "unknown-layout" or "limit-items".
+    """
+    counts = {name: len(column) for name, column in columns.items()}
+    first, *others = counts.values()
+    _check_count(max(counts.values()), layout)
+    if others[:2] != [first] * 2:
+        raise _unknown(layout, "as many boards as policies and values")
+    rows = zip(*(column for column in columns.values() if len(column) == first), strict=True)
+    # Tuples of three are smaller.
+    return [*rows] if first not in others[2:] else [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+def _check_count(count: int, layout: str) -> None:
+    if count > _MAX_RECORDS:
+        raise FormatError("too many records", Reason.LIMIT_ITEMS, layout, f"at most {_MAX_RECORDS:,}")
+
+
+def _row(item: object) -> Sequence[Any] | None:
+    """Return board, policy, value and, if there is one, winner of a record; None if an item is no record."""
+    if isinstance(item, dict) and len(item) <= _MAX_KEYS:
+        return [item[name] for name in _named(tuple(item))] or None
+    if not isinstance(item, (tuple, list)) or len(item) != 3:
+        return None
     # A list of three may also be an iteration of training that has three records.
-    return isinstance(item, tuple) or isinstance(item[0], PickledArray) or is_number(item[2])
+    is_record = isinstance(item, tuple) or isinstance(item[0], PickledArray) or is_number(item[2])
+    return item if is_record else None
 
 
-def _read_archive(path: AnyPath) -> tuple[Sequence[object], str, dict[str, int]]:
-    """Return the rows of an ``.npz`` file, its layout in words, and the count of arrays that are not read."""
+@lru_cache(maxsize=64)
+def _named(keys: tuple[object, ...]) -> tuple[Any, ...]:
+    """Return the keys of board, policy, value and, if there is one, winner; none if they are not plain."""
+    names = [key for key in keys if isinstance(key, str)]
+    *groups, winners = ([name for name in names if name.lower() in group] for group in _NAMES)
+    groups += [winners] if winners and groups[2] else []
+    groups[2] = groups[2] or winners
+    return tuple(name for (name,) in groups) if all(len(group) == 1 for group in groups) else ()
+
+
+def _read_archive(path: AnyPath) -> tuple[Sequence[object], str, int]:
+    """Return the rows of an ``.npz`` file, its layout in words, and the number of its other arrays."""
     with NpzFile(path) as file:
         layout = f"arrays {', '.join(f'{name} {header}' for name, header in file.headers.items())}"
         if not file.headers:
-            return [], layout, {}
-        chosen = [[name for name in file.headers if name.lower() in group] for group in _NAMES]
-        if any(len(names) != 1 for names in chosen):
-            expected = ", ".join(f"one of {'/'.join(names)}" for names in _NAMES)
-            raise _unknown(layout, f"{expected}; {OWN_READER}")
-        needed = [name for (name,) in chosen]
-        others = len(file.headers) - len(needed)
+            return [], layout, 0
+        names = _named(tuple(file.headers))
+        if not names:
+            raise _unknown(layout, _EXPECTED)
+        # Winners that are no numbers, or one for each game, are among the arrays that are not read.
+        needed = [n for n in names if n in names[:3] or _is_column(file.headers[n], file.headers[names[0]])]
+        others = len(file.headers) - 3
         file.headers = {name: file.headers[name] for name in needed}  # the others may be anything
         file.select(needed, _ARCHIVE_LIMITS)
         blocks = list(file.blocks(BATCH_ROWS))
-    rows = [row for block in blocks for row in zip(*(block[name] for name in needed), strict=True)]
-    return rows, layout, {"arrays": others} if others else {}
+    return [record for block in blocks for record in _joined(block, layout)], layout, others
 
 
 # Records
+
+
+_Row = tuple[int, Array, Array, float, float]
+"""Number of a record, its planes, policy, value and winner."""
 
 
 def _check_records(
@@ -251,28 +331,30 @@ def _check_records(
         is_stated: Whether the convention is stated, so that values other than results are valid.
     """
     rejected: list[Rejection] = []
-    rows: list[tuple[int, Array, Array, float]] = []
+    rows: list[_Row] = []
     n = wanted_size
     for number, item in enumerate(items):
         size = None
         try:
-            if not _is_record(item):
+            row = _row(item)
+            if row is None:
                 raise FormatError("no record", Reason.EXAMPLE_LAYOUT, _shown(item), "board, policy, value")
-            planes = _planes(item[0])
+            planes = _planes(row[0])
             edge = planes.shape[1]
             if edge != (n or edge):
                 size = edge
                 raise FormatError("another board size", Reason.BOARD_SIZE, size, n)
-            rows.append((number, planes, _policy(item[1], edge), _value(item[2], is_stated)))
+            policy, value = _policy(row[1], edge), _value(row[2], is_stated)
+            rows.append((number, planes, policy, value, _winner_of(*row[3:])))
             n = edge  # only now: a record that is rejected does not decide the size of the others
         except FormatError as error:
             rejected.append(Rejection(number, error.code, f"record {number}: {error}", size))
-    found = {value for *_, value in rows}
+    found = {row[3] for row in rows}
     # A loss is -1 in some files and 0 in others; one negative value shows which.
     low = -1 if min(found, default=0) < 0 else 0
     if low < 0 and found <= {-1, 0, 1}:  # Hex has no draws, so 0 is a game without a result
         detail = "a value of 0 in a file whose values are 1 and -1"
-        drawn = [number for number, *_, value in rows if value == 0]
+        drawn = [row[0] for row in rows if row[3] == 0]
         rejected += [Rejection(n, Reason.VALUE_RANGE, f"record {n}: {detail}") for n in drawn]
         rows = [row for row in rows if row[3] != 0]
     return _Records(rows, low) if rows else None, sorted(rejected, key=lambda each: each.record)
@@ -285,7 +367,7 @@ def _numbers(value: object, name: str, code: Reason) -> Array:
         FormatError: It is another object.
     """
     try:
-        array = np.asarray(_plain(value, [_MAX_LISTED], _MAX_DEPTH))
+        array = np.squeeze(np.asarray(_plain(value, [_MAX_LISTED], _MAX_DEPTH)))
     except ValueError:  # lists of different lengths, or too large
         array = np.empty(0, object)
     if array.dtype.kind not in "biuf":
@@ -325,26 +407,30 @@ def _plain(value: Any, left: list[int], depth: int) -> Any:
 
 
 def _planes(board: object) -> Array:
-    """Return the cells of both kinds of a board, (2, n, n) bool.
+    """Return the cells of both kinds and the empty ones of a board, (3, n, n) bool.
 
     Raises:
         FormatError: The board is not valid.
     """
     cells = _numbers(board, "board", Reason.BOARD_TYPE)
+    if cells.ndim == 3 and cells.shape[0] == cells.shape[1] != cells.shape[2]:
+        cells = np.moveaxis(cells, 2, 0)  # the planes are the last axis
     n = math.isqrt(cells.size) if cells.ndim == 1 else (cells.shape or (0,))[-1]
-    shapes = ((n * n,), (n, n), (1, n, n), (2, n, n), (3, n, n))
+    shapes = ((n * n,), (n, n), (2, n, n), (3, n, n))
     if cells.shape not in shapes or not MIN_SIZE <= n <= MAX_SIZE:
         raise FormatError("not a board", Reason.BOARD_SHAPE, cells.shape, "(n, n), (2, n, n) or (3, n, n)")
     planes = cells.reshape(-1, n, n)
-    stones = np.array([planes[0] == 1, planes[1] == 1 if len(planes) > 1 else planes[0] == -1])
+    second = planes[1] == 1 if len(planes) > 1 else planes[0] == (2 if (planes[0] == 2).any() else -1)
+    stones = np.array([planes[0] == 1, second])
     occupied = stones[0] | stones[1]
     if np.count_nonzero(stones) != np.count_nonzero(occupied):
         raise FormatError("a cell is in both planes", Reason.BOARD_OVERLAP)
     third = planes[2:]  # the player to move, or the empty cells, both of which the stones show
     is_known = not len(third) or (third == third[0, 0, 0]).all() or (third == ~occupied).all()
     if not is_known or np.count_nonzero(planes[:2]) != np.count_nonzero(occupied):
-        raise FormatError("a cell is neither 1 nor 0, nor -1 on a board without planes", Reason.BOARD_CELLS)
-    return stones
+        reason = "a cell is neither 1 nor 0, nor -1 or 2 on a board without planes"
+        raise FormatError(reason, Reason.BOARD_CELLS)
+    return np.array([*stones, ~occupied])
 
 
 def _policy(policy: object, n: int) -> Array:
@@ -369,6 +455,15 @@ def _value(value: object, is_stated: bool) -> float:
     return number
 
 
+def _winner_of(winner: object = None) -> float:
+    """Return the winner as a number; NaN if it is none."""
+    try:
+        numbers = _numbers(winner, "winner", Reason.WINNER_VALUE)
+    except FormatError:  # a text, or None
+        return np.nan
+    return float(numbers.item()) if numbers.size == 1 else np.nan
+
+
 # Conventions
 
 
@@ -384,14 +479,21 @@ def _read_as(records: _Records, stated: str | None, layout: str) -> tuple[str, p
     owners = [name for name in _PLAYERS if (signed[name] == records.stones % 2).all()]
     # Values of a search name no winner with which a convention could be compared.
     are_results = bool(np.isin(records.shares, (0, 1)).all())
-    pairs = product(owners, _EDGES) if are_results else ()
-    agreeing = [f"{pair[0]}/{pair[1]}/{view}" for pair in pairs for view in _agreeing_views(records, *pair)]
+    agreeing = [
+        f"{owner}/{edges}/{view}"
+        for owner, edges in (product(owners, _EDGES) if are_results else ())
+        for view in _agreeing_views(records, owner, edges, records.shares)
+    ]
     convention = stated or (agreeing[0] if len(agreeing) == 1 else "")
     # Without whole games, a stated convention holds if the numbers of stones fit it, or fit none at all,
     # since they then show nothing.
     is_possible = not agreeing and convention.partition("/")[0] in (owners or _PLAYERS)
     if convention in agreeing or is_possible:
-        return convention, _positions(records, convention, is_whole=bool(agreeing), are_results=are_results)
+        winners = _winners(records, convention, are_results=are_results)
+        if winners is None:
+            reason, expected = "the winners contradict the values", "the same results, or no winners"
+            raise FormatError(reason, found=layout, expected=expected)
+        return convention, _positions(records, convention, winners, is_whole=bool(agreeing))
     names = f": {', '.join(agreeing[:4])}" if agreeing else ""
     found = f"{len(agreeing)} conventions agree with the rules of Hex{names}"
     if not agreeing and owners:
@@ -399,8 +501,35 @@ def _read_as(records: _Records, stated: str | None, layout: str) -> tuple[str, p
     raise _unknown(f"{layout}; {found}" + (f"; {stated} is stated" if stated else ""), _STATED)
 
 
-def _agreeing_views(records: _Records, owner: str, edges: str) -> list[str]:
-    """Return the last parts of conventions with which all records are whole games by the rules of Hex."""
+def _winners(records: _Records, convention: str, *, are_results: bool) -> Array | None:
+    """Return the winner of each record, (k,), NaN where it is unknown; None if winners contradict values.
+
+    Args:
+        records: The records.
+        convention: Their convention.
+        are_results: Whether all values are results of games, not of a search.
+    """
+    owner, edges, view = convention.split("/")
+    if are_results:
+        red, given = records.red(view, records.shares), ~np.isnan(records.results)
+        stated = [records.red(each, records.results) for each in _PLAYERS]
+        return red if any((red == each)[given].all() for each in stated) else None
+    # Nothing but chains shows whose winners these are.
+    views = _agreeing_views(records, owner, edges, records.results)
+    found = [records.red(each, records.results) for each in views]
+    is_known = bool(found) and all((each == found[0]).all() for each in found)
+    return found[0] if is_known else np.full(len(records.results), np.nan)
+
+
+def _agreeing_views(records: _Records, owner: str, edges: str, shares: Array) -> list[str]:
+    """Return the last parts of conventions with which all records are whole games by the rules of Hex.
+
+    Args:
+        records: The records.
+        owner: Whose stones are 1.
+        edges: The edges.
+        shares: Results of the games, (k,), for the player that the last part names.
+    """
     planes, _, starts = records.boards(owner, edges)
     stones, gaps = records.stones, np.diff(records.number)
     # The first boards of a game may be missing only where a record was rejected.
@@ -417,7 +546,7 @@ def _agreeing_views(records: _Records, owner: str, edges: str) -> list[str]:
         return []
     agreeing = []
     for view in _PLAYERS:
-        red = records.red(view)
+        red = records.red(view, shares)
         # All positions of a game have its result, and the result is the winner on its last board.
         is_constant = (red == red[starts][np.cumsum(starts) - 1]).all()
         if is_constant and ((red[ends] == winners) | (winners < 0)).all():
@@ -437,22 +566,22 @@ def _winner(planes: Array, player: int) -> int:
     return player if (winner_of(moved) == player).any() else -1
 
 
-def _positions(records: _Records, convention: str, *, is_whole: bool, are_results: bool) -> pa.RecordBatch:
+def _positions(records: _Records, convention: str, winners: Array, *, is_whole: bool) -> pa.RecordBatch:
     """Return the positions, blue to move first and connecting top and bottom, as ``raw_schema(n)``.
 
     Args:
         records: The records.
         convention: Their convention.
+        winners: The winner of each, NaN where it is unknown, (k,).
         is_whole: Whether they are whole games. Otherwise only positions that follow each other from the empty
             board, with one result, are a game.
-        are_results: Whether all values are results of games, not of a search.
     """
     owner, edges, view = convention.split("/")
     planes, turned, starts = records.boards(owner, edges)
-    stones, red, n = records.stones, records.red(view), planes.shape[2]
-    if are_results:
+    stones, n, are_known = records.stones, planes.shape[2], not np.isnan(winners).any()
+    if are_known:
         # Positions with different results are of different games, even if one move lies between their boards.
-        starts[1:] |= red[1:] != red[:-1]
+        starts[1:] |= winners[1:] != winners[:-1]
     game = np.cumsum(starts) - 1
     is_game = is_whole | ((stones[starts] == 0) & (np.bincount(game) > 1))[game]
     cells = records.policies[:, : n * n].reshape(-1, n, n)
@@ -462,12 +591,12 @@ def _positions(records: _Records, convention: str, *, is_whole: bool, are_result
     columns: dict[str, Any] = {
         "record": records.number,
         "policy": SparsePolicies.from_dense(policies[has_policy]).to_arrow(has_policy),
-        "value": red,
+        "value": records.red(view, records.shares),
         "player_to_move": stones % 2,
         "line_idx": pa.array(game + 1, mask=~is_game),
         "position_in_game": stones,
         "total_positions": pa.array(stones[np.append(starts[1:], True)][game] + 1, mask=~is_game),
-        "winner": pa.array(red) if are_results else None,
+        "winner": pa.array(winners) if are_known else None,
     }
     return raw_batch(n, (), pack_boards(planes), columns)
 

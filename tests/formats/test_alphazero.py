@@ -99,6 +99,11 @@ LAYOUTS: dict[str, Callable[..., object]] = {
     "number of a pass": lambda b, p, v: (b, np.append(p, 0), v),
     "policy as a board": lambda b, p, v: (b, p.reshape(N, N), [v]),
     "plane of the player": lambda b, p, v: (np.append(b, np.full((1, N, N), b.sum() % 2), 0), p, v),
+    "planes last": lambda b, p, v: (np.moveaxis(b, 0, 2).astype(np.float16), p[None], v),
+    "batch of one": lambda b, p, v: (b[None], p, v),
+    "plane of empty cells first": lambda b, p, v: (np.append(1 - b.sum(0, keepdims=True), b, 0), p, v),
+    "dict": lambda b, p, v: {"State": b, "pi": p, "Z": v, "player": "x"},
+    "dict with the winner as value": lambda b, p, v: {"winner": v, "obs": signed(b), "policy": p},
     "plane of empty cells": lambda b, p, v: (np.append(b, 1 - b.sum(0, keepdims=True), 0), p, np.array([v])),
     "list, not tuple": lambda b, p, v: [np.asfortranarray(b), p, float(v)],
     "only lists": lambda b, p, v: [signed(b).tolist(), p.tolist(), v],
@@ -108,17 +113,58 @@ LAYOUTS: dict[str, Callable[..., object]] = {
 def test_boards_policies_and_values_in_other_types_are_read(tmp_path: Path) -> None:
     for layout in LAYOUTS.values():
         check(save(tmp_path / "a.pkl", [layout(*row) for row in MOVER]))
+    first = written(ROWS, "first", "second")
+    check(save(tmp_path / "a.pkl", [(np.array([1, 2]) @ b.reshape(2, -1), p, v) for b, p, v in first]))
 
 
-def test_deques_and_archives_are_read_as_one_list(tmp_path: Path) -> None:
-    halves = [deque(MOVER[:7], maxlen=100), deque(MOVER[7:])]
-    for protocol in (2, 4):
+COLUMNS = [np.array(column) for column in zip(*MOVER, strict=True)]
+WINNER = np.array([winner for _, _, winner in ROWS])
+
+
+def test_deques_and_arrays_are_read_as_one_list(tmp_path: Path) -> None:
+    dicts = [dict(zip(("state", "pi", "z"), row, strict=True)) for row in MOVER]
+    for (rows, nest), protocol in product(((MOVER, deque), (dicts, deque), (MOVER, list)), (2, 4)):
+        halves = [nest(rows[:7]), nest([*map(list, (rows[7:9], rows[9:]))] if nest is list else rows[7:])]
+        halves[0] = [halves[0]] if nest is list else halves[0]
         check(save(tmp_path / "checkpoint_0.pth.tar.examples", halves, protocol))
-    columns = [np.array(column) for column in zip(*MOVER, strict=True)]
-    for names in (("states", "policies", "winner"), ("x", "pi", "z")):
-        arrays: dict[str, Any] = dict(zip(names, columns, strict=True))
+    check(save(tmp_path / "a.pkl", deque(dicts, maxlen=100)))
+    for names in (("states", "policies", "winner"), ("x", "pi", "z"), ("Board", "probs", "value")):
+        arrays: dict[str, Any] = dict(zip(names, COLUMNS, strict=True))
         np.savez_compressed(tmp_path / "a.npz", settings=np.array("x"), **arrays)
         assert check(tmp_path / "a.npz")[0].header["counts"]["arrays"] == 1
+    check(save(tmp_path / "a.pkl", arrays | {"value": COLUMNS[2].tolist()}))
+
+
+WINNERS = {
+    "0 and 1": (WINNER, 0),
+    "1 and -1": (1 - 2 * WINNER, 0),
+    "1 and 2": ((WINNER + 1)[:, np.newaxis], 0),
+    "for the mover": (COLUMNS[2], 0),
+    "texts": (np.array(["blue", "red"])[WINNER], 1),
+    "of games": (np.arange(6) % 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", WINNERS)
+def test_winners_beside_values_agree_with_them_or_are_noted(tmp_path: Path, name: str) -> None:
+    winners, unread = WINNERS[name]
+    arrays: dict[str, Any] = dict(zip(("boards", "policies", "values"), COLUMNS, strict=True))
+    np.savez(tmp_path / "a.npz", winners=winners, **arrays)
+    assert check(tmp_path / "a.npz")[0].header["counts"].get("arrays", 0) == unread
+    if len(winners) == len(MOVER):
+        dicts = [
+            {"s": s, "p": p, "v": v, "outcome": w}
+            for (s, p, v), w in zip(MOVER, winners.tolist(), strict=True)
+        ]
+        assert check(save(tmp_path / "a.pkl", dicts))[0].header["counts"].get("arrays", 0) == unread
+    if not unread:
+        np.savez(tmp_path / "b.npz", winners=np.roll(winners, 3), **arrays)
+        assert "contradict" in refused(tmp_path / "b.npz")
+        # Beside the values of a search, the chains show whose winners they are.
+        np.savez(tmp_path / "a.npz", winner=winners, **arrays | {"values": COLUMNS[2] / 4})
+        _, rows, _ = read_source(tmp_path / "a.npz", alphazero_convention="mover/top-bottom/mover")
+        assert {row["value"] for row in rows} == {0.375, 0.625}
+        assert [row["winner"] for row in rows] == WINNER.tolist()
 
 
 def test_a_rejected_record_does_not_decide_the_board_size(tmp_path: Path) -> None:
@@ -199,6 +245,11 @@ def test_files_of_another_layout_are_refused_with_keys_and_shapes(tmp_path: Path
         (save(tmp_path / "d.pkl", MOVER, 0), ["protocol 0"]),
         (tmp_path / "c.npz", ["object (2,)", "array.tolist()"]),
         (save(tmp_path / "b.pkl", objects), ["array.tolist()"]),
+        (
+            save(tmp_path / "e.pkl", [{"board": 1, "policy": 2, "value": 1, "z": 2}]),
+            ["'z': int", "formats.md"],
+        ),
+        (save(tmp_path / "f.pkl", {**arrays, "policies": []}), ["'policies': a list of 0"]),
         (save(tmp_path / "c.pkl", arrays), ["'boards': an array <f8 (4, 5, 5), 'values': a list of 2"]),
     ):
         message = refused(path)
@@ -219,6 +270,7 @@ def nested(depth: int, each: int, kind: type = list) -> Any:
 
 
 EMPTY = (np.zeros((N, N)), np.ones(N * N), 1)
+WIDE: dict[str, Any] = dict.fromkeys(map(str, range(60_000))) | dict(zip(("s", "p", "v"), EMPTY, strict=True))
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "a call": lambda: b"\x80\x02](cos\nsystem\nX\x01\x00\x00\x00x\x85Re.",
     "tensors": lambda: b"\x80\x02](ctorch._utils\n_rebuild_tensor_v2\nX\x01\x00\x00\x00x\x85Re.",
@@ -227,6 +279,10 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a list of one array": lambda: pickle.dumps([([np.zeros(1 << 20)] * 1000, *EMPTY[1:])]),
     "a value of many numbers": lambda: shared((*EMPTY[:2], np.zeros(20_000)), 1000),
     "wide tuples": lambda: pickle.dumps([(nested(4, 8, tuple), *EMPTY[1:])] * 20),
+    "a wide dict": lambda: shared(WIDE, 200_000),
+    "arrays without cells": lambda: pickle.dumps(
+        dict.fromkeys(("boards", "pi", "z"), np.zeros((1 << 31, 0)))
+    ),
     "an iteration": lambda: shared([EMPTY] * 3000, 2000),
 }
 
