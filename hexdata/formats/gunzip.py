@@ -22,6 +22,8 @@ _INPUT: Final = 1 << 16
 """Compressed bytes that are read at a time."""
 _OUTPUT: Final = 1 << 18
 """Maximum number of decompressed bytes of one step, which bounds the memory that a gzip bomb takes."""
+_SMALLER: Final = {_OUTPUT: 1 << 9, 1 << 9: 1}
+"""Size of the next steps after one that met damage: few are short, as each takes about a microsecond."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class GunzipFile(io.RawIOBase):
         raw: The file, open at its beginning. It is closed together with this object.
         limits: Limits on the decompressed size and on the compression ratio.
         salvage: If True, all bytes that can be decompressed before damage are returned. A damaged file is
-            read twice.
+            read three times.
 
     Attributes:
         offset: Number of decompressed bytes read so far.
@@ -114,9 +116,8 @@ class GunzipFile(io.RawIOBase):
         view[:count], self._text = self._text[:count], self._text[count:]
         return count
 
-    def _read(self, view: memoryview) -> int:
-        """Read decompressed bytes into a buffer and return their number."""
-        count = 0
+    def _read(self, view: memoryview, count: int = 0) -> int:
+        """Read decompressed bytes into a buffer, which has ``count`` of them, and return their number."""
         try:
             while self._passed:
                 size = self._reader.readinto(bytearray(min(self._passed, _OUTPUT)))
@@ -126,16 +127,17 @@ class GunzipFile(io.RawIOBase):
             while count < len(view) and self._damage is None:
                 size = self._reader.readinto(view[count : count + self._step])
                 count += size
-                if not size or self._step > 1:
+                if not size or self._step == _OUTPUT:
                     break
         except (EOFError, zlib_ng.error, zlib.error, gzip.BadGzipFile) as error:  # type: ignore[misc]  # hidden in its stub
             if self._salvage and self._step > 1:
-                # A call of zlib that meets damage loses the bytes that it has decompressed before it, so each
-                # call reads one byte from here. Of the last byte of a member, Python's reader compares the
+                # A call of zlib that meets damage loses the bytes that it has decompressed before it, so the
+                # last calls read one byte. Of the last byte of a member, Python's reader compares the
                 # checksum with the next call.
                 self._raw.seek(0)
-                self._reader, self._step, self._passed = gzip._GzipReader(self._raw), 1, self.offset
-                return self._read(view)
+                self._reader, self._step = gzip._GzipReader(self._raw), _SMALLER[self._step]
+                self._passed = self.offset + count
+                return self._read(view, count)
             code = Reason.TRUNCATED if isinstance(error, EOFError) else Reason.CORRUPT_GZIP
             reason = "the gzip stream is damaged or ends before its end marker"
             found = f"the damage after {self.offset + count:,} unpacked bytes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import io
 import lzma
@@ -73,6 +74,33 @@ def test_a_file_that_is_cut_while_it_is_salvaged_is_truncated(tmp_path, left):
         path.write_bytes(data[:left])
         with pytest.raises(FormatError, match="ends before"):
             list(iter(partial(file.read, 100_000), b""))
+
+
+class Counted(io.BytesIO):
+    """A file that counts the calls that read it."""
+
+    calls = 0
+
+    def readinto(self, buffer):
+        self.calls += 1
+        return super().readinto(buffer)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_byte_before_the_damage_is_salvaged_without_a_call_for_each(seed):
+    packed, rng = bytearray(gzip.compress(LINES[:9000], mtime=0)), random.Random(seed)
+    at = rng.randrange(10, len(packed) - 8)
+    packed[at] ^= 1 << rng.randrange(8)
+    damaged = Counted(packed if seed % 2 else packed[:at])
+    unpacker, rest, expected = zlib.decompressobj(-15), damaged.getvalue()[10:], b""
+    with contextlib.suppress(zlib.error):
+        while piece := unpacker.decompress(rest, 1):
+            expected, rest = expected + piece, unpacker.unconsumed_tail
+    with GunzipFile(io.BufferedReader(damaged), LIMITS, salvage=True) as file:
+        assert file.read(1 << 18) == expected
+        with pytest.raises(FormatError):
+            file.read(1)
+        assert damaged.calls < 2_000
 
 
 GAMES = {
