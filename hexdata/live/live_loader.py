@@ -131,7 +131,9 @@ class LiveLoader:
             self._check_open()
             self._pipeline.start()  # not at creation: the caller may load a state first
             try:
-                batch = self._pipeline.take(min(self.warn_after, self.timeout, _LONGEST_WAIT))
+                until = self.timeout if self._has_warned else min(self.warn_after, self.timeout)
+                left = start + until - time.monotonic()
+                batch = self._pipeline.take(min(max(left, 0.0), _LONGEST_WAIT))
             except StopIteration:
                 return
             if batch is not None:

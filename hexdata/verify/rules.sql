@@ -84,6 +84,17 @@ FROM (SELECT * FROM positions WHERE game_id BETWEEN $first AND $last)
 JOIN (SELECT game_id, moves FROM games WHERE game_id BETWEEN $first AND $last) USING (game_id)
 WHERE position_in_game > len(moves) OR move <> moves[position_in_game + 1];
 
+-- games | games | game | the winner that its positions name or, if none does, that of their value; or null
+-- Games $first to $last.
+SELECT game_id, 'winner ' || winner
+FROM (SELECT game_id, winner FROM games WHERE game_id BETWEEN $first AND $last)
+JOIN (
+    SELECT game_id, min(winner) AS named, min(value) AS low, max(value) AS high
+    FROM positions WHERE game_id BETWEEN $first AND $last
+    GROUP BY game_id
+) USING (game_id), (SELECT CASE WHEN high = 0 THEN 'BLUE' WHEN low = 1 THEN 'RED' END AS by_value)
+WHERE winner <> coalesce(named, by_value);
+
 -- games | games | game | all games of a game_hash in one split, so that validation does not measure what was trained
 SELECT max(game_id), 'another split than game ' || min(game_id)
 FROM games GROUP BY game_hash HAVING min(split) <> max(split);

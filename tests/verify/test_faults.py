@@ -315,17 +315,18 @@ def test_faults_are_found(
         assert re.search(named, found[check], re.DOTALL), found
 
 
-def test_wrong_moves_of_a_game_are_found(trmph_store: Path, copy_store: CopyStore) -> None:
-    """They would make wrong boards of the games mode, and of fill tables."""
+def test_wrong_moves_or_another_winner_of_a_game_are_found(trmph_store: Path, copy_store: CopyStore) -> None:
+    """Wrong moves would make wrong boards of the games mode, and of fill tables."""
     store = Altered(copy_store(trmph_store))
     games = store.read(GAMES)
-    first, second, *rest = games["moves"][1].as_py()
-    for moves, checks in (
-        ([second, first, *rest], {"games", "game hashes"}),
-        ([first, second, *rest[:-1]], {"games", "game hashes"}),
-        ([], {"games", "game hashes"}),
+    (first, second, *rest), winner = games["moves"][1].as_py(), games["winner"][1].as_py()
+    for column, value, checks in (
+        ("moves", [second, first, *rest], {"games", "game hashes"}),
+        ("moves", [first, second, *rest[:-1]], {"games", "game hashes"}),
+        ("moves", [], {"games", "game hashes"}),
+        ("winner", "RED" if winner == "BLUE" else "BLUE", {"games"}),
     ):
-        store.table(GAMES, lambda _, moves=moves: with_cell(games, "moves", 1, moves))
+        store.table(GAMES, lambda _, column=column, value=value: with_cell(games, column, 1, value))
         assert failures(store.path).keys() == checks
 
 
