@@ -250,7 +250,7 @@ class _TableReader:
         # As large as all games of the store: the pages of games in other splits
         # are never written, so they take no memory.
         fill = allocate((games, self._cells), dtype)
-        found: list[list[Array]] = [[np.empty(0, np.int64)], [np.empty(0, np.uint8)], [np.empty(0, np.int64)]]
+        game_id, first_player, length = (allocate((games,), each) for each in (np.int64, np.uint8, np.int64))
         with closing(read_ahead(self._small_tables("games", games_schema(), _GAME_COLUMNS))) as tables:
             for path, table in tables:
                 ids = table.column("game_id").to_numpy()
@@ -276,20 +276,18 @@ class _TableReader:
                 distinct &= (first <= 1) | (lengths == 0)
                 chosen = ids[rows[distinct]]
                 self._number[chosen] = np.arange(count, count + len(chosen))
-                fill[count : count + len(chosen)] = of_games[distinct]
-                for arrays, array in zip(
-                    found, (chosen, first[distinct], lengths[distinct] + 1), strict=True
-                ):
-                    arrays.append(array)
+                new = slice(count, count + len(chosen))
+                fill[new], game_id[new] = of_games[distinct], chosen
+                first_player[new], length[new] = first[distinct], lengths[distinct] + 1
                 count += len(chosen)
-        game_id, first_player, length = map(np.concatenate, found)
-        self._fill, self._starts = fill[:count], np.concatenate([[0], np.cumsum(length)])
+        self._fill, length = fill[:count], length[:count]
+        self._starts = np.concatenate([[0], np.cumsum(length)])
         positions = int(self._starts[-1])
         self._require_memory(sum(dtype.itemsize for dtype in self._dtypes.values()) * positions)
         self._columns = {name: allocate((positions,), dtype) for name, dtype in self._dtypes.items()}
         self._of_game: dict[str, Array] = {
-            "game_id": game_id,
-            "first_player": first_player,
+            "game_id": game_id[:count],
+            "first_player": first_player[:count],
             "positions": length,
             "is_plain": np.ones(count, np.bool_),
             "position_id": np.full(count, _UNKNOWN),
