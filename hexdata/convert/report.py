@@ -118,35 +118,38 @@ def _commands_of_sizes(sources: Iterable[Source], store: Store, run: RunRecord) 
     ]
 
 
-def rejected_error(sources: Sequence[Source], store: Store, run: RunRecord, limit: float) -> RejectRateError:
-    """Return the error of a run of which more than ``limit``, a share, was rejected."""
-    failures = {s.facts.failure[0] for s in sources if s.facts.failure}
-    read = [s.facts for s in sources if s.facts.failure is None]
-    records, rejected = sum(facts.records for facts in read), sum(facts.rejected for facts in read)
-    files = f"{len(sources) - len(read):,} of {count_of(len(sources), 'file')}"
-    hints, commands = [], []
-    if Reason.UNREADABLE in failures:
-        hints.append("Make the unreadable files readable, or remove them.")
-    if rejected or failures - {Reason.UNREADABLE}:
-        hints.append("Check the files, and move those that contain no positions out of the inputs.")
-        hints.append("If the loss is acceptable, raise --max-reject-rate.")
-    if "salvage" not in run.options and not failures.isdisjoint(SALVAGEABLE):
-        hints.append("Add --salvage to keep what precedes damage, except in formats read as a whole.")
-    if "board_size" not in run.options and any(facts.sizes for facts in read):
-        hints.append("Convert each board size into its own store:")
-        commands = _commands_of_sizes(sources, store, run)
-    found = []
+def rejected_error(
+    sources: Sequence[Source], store: Store, run: RunRecord, found: str, expected: str
+) -> RejectRateError:
+    """Return the error of a run of which too much was rejected: ``found``, and at most ``expected``."""
+    is_size_given = "board_size" in run.options
+    causes = []
     for source in sources:
         for reason, (count, first) in source.facts.reasons.items():
+            if is_size_given and reason == Reason.BOARD_SIZE:
+                count -= source.facts.other_sizes  # left out on request
             # The one reason of a file that was rejected as a whole is not counted in records.
             detail = first if source.facts.failure else f"{count_of(count, 'record')}, such as: {first}"
-            found.append((reason, detail, source.name))
+            if count:
+                causes.append((reason, source.name, detail))
+    reasons = {reason for reason, _, _ in causes}
+    hints, commands = [], []
+    if Reason.UNREADABLE in reasons:
+        hints.append("Make the unreadable files readable, or remove them.")
+    if reasons != {Reason.UNREADABLE}:
+        hints.append("Check the files, and move those that contain no positions out of the inputs.")
+        hints.append("If the loss is acceptable, raise --max-reject-rate.")
+    if "salvage" not in run.options and not reasons.isdisjoint(SALVAGEABLE):
+        hints.append("Add --salvage to keep what precedes damage, except in formats read as a whole.")
+    if not is_size_given and any(source.facts.sizes for source in sources):
+        hints.append("Convert each board size into its own store:")
+        commands = _commands_of_sizes(sources, store, run)
     return RejectRateError(
         "too much was rejected; nothing was published",
         path=store.path,
-        found=f"{rejected:,} of {count_of(records, 'record')} and {files}" if rejected else files,
-        expected=f"at most {limit:.2%} of the records and of the bytes",
-        lines=lines_by_cause((reason, name, detail) for reason, detail, name in sorted(found)),
+        found=found,
+        expected=expected,
+        lines=lines_by_cause(sorted(causes)),
         hint=" ".join(hints),
         commands=commands,
     )

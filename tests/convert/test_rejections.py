@@ -184,7 +184,7 @@ def test_the_rate_is_also_a_share_of_the_bytes(make, convert):
     """An unreadable file counts as one rejected record, regardless of its size."""
     good = make.v2("good.pkl.gz", make.games(3)).stat().st_size
     lost = make.write_bytes("lost.pkl.gz", bytes(good)).stat().st_size
-    with pytest.raises(RejectRateError, match=r"1 of 2 files"):
+    with pytest.raises(RejectRateError, match=rf"1 of 2 files \({lost / (good + lost):.2%} of the bytes\)"):
         convert(make.folder, max_reject_rate=0.49)
     assert convert(make.folder, max_reject_rate=lost / (good + lost)).result.rejected == 1
 
