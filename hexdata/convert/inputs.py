@@ -118,10 +118,19 @@ def find_sources(
                 reason = f"has the same name in the store as {found[name].path}; rename a folder"
                 raise InputError(reason, path=path)
         if len(others) == len(below):
-            names, expected = listed(sorted(others)) or None, f"{', '.join(known_patterns())} in the folder"
+            reason = "no files to convert"
             if isinstance(given, Path) and manifest_kind(given) == "store":
-                names = "a store of hexdata, which is converted already"
-            raise InputError("no files to convert", path=given, found=names, expected=expected)
+                found_store = "a store of hexdata, which is converted already"
+                raise InputError(
+                    reason, path=given, found=found_store, expected="a folder of games or positions"
+                )
+            patterns = known_patterns()
+            plain = [each for each in patterns if not each.endswith(".gz")]
+            expected = f"{', '.join(plain)} in the folder, most of them also with .gz"
+            hint = "Give files with other names by their own paths." if others else None
+            raise InputError(
+                reason, path=given, found=listed(sorted(others)) or None, expected=expected, hint=hint
+            )
     if unknown:
         reason = f"{count_of(len(unknown), 'file')} without a known format"
         raise InputError(reason, expected=expected_contents(), lines=lines_by_cause(unknown))

@@ -247,7 +247,8 @@ class _Spools:
                     "this source changed while it was being converted", path=file.path, hint=hint
                 )
         if failure is not None:
-            return SpoolFacts.failed(failure.code, failure.detail()), "{}"
+            detail = ". ".join(filter(None, (failure.detail(), failure.hint)))
+            return SpoolFacts.failed(failure.code, detail), "{}"
         return source.facts, source.header
 
     def _add(self, source: _Reading) -> None:

@@ -87,7 +87,7 @@ def notes_of_skipped(skipped: Mapping[str, str]) -> Iterator[str]:
         cause, _, detail = text.partition(": ")
         causes.setdefault(cause, []).append(f"{name} ({detail})" if detail else name)
     for cause, names in sorted(causes.items()):
-        code = f"{cause}, already converted" if cause == SkipCause.KNOWN_BYTES else cause
+        code = f"{cause}, already read" if cause == SkipCause.KNOWN_BYTES else cause
         yield f"skipped {count_of(len(names), 'file')} ({code}): {listed(names)}"
 
 

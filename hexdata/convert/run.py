@@ -241,7 +241,11 @@ class ConvertRun:
         lost = total - sum(max(s.new_bytes, 1) for s in read)
         limit = self.options.max_reject_rate
         if max(rejected / max(records, 1), lost / max(total, 1)) > limit:
-            found = [f"{rejected:,} of {count_of(records, 'record')} ({rejected / records:.2%})"] if rejected else []
+            found = (
+                [f"{rejected:,} of {count_of(records, 'record')} ({rejected / records:.2%})"]
+                if rejected
+                else []
+            )
             if files := len(sources) - len(read):
                 found += [f"{files:,} of {count_of(len(sources), 'file')} ({lost / total:.2%} of the bytes)"]
             expected = f"at most {limit:.2%} of the records and of the bytes"

@@ -152,11 +152,12 @@ class AlphaZeroReader(FileReader):
 
     A board is (n, n) or n · n cells of 0, of 1, and of -1 or 2; or two planes of the stones of each player,
     which are the first or the last axis, or three of which the last one is constant, or one of which contains
-    the empty cells. A policy has n · n numbers, and may have one more for a swap or pass, which is left out.
-    A value is 1 for a win and -1 or 0 for a loss. If the convention is stated, it may be any number between
-    them, such as that of a search. A winner beside a result must agree with it. Beside a search it is kept if
-    chains show which player is 1. A record of another kind is rejected: "example-layout", "board-type",
-    "board-shape", "board-cells", "board-overlap", "policy-type", "policy-shape", "policy-values",
+    the empty cells. A policy has n · n numbers, and may have one more for a swap or pass, which is left out;
+    None is no policy. A value is 1 for a win and -1 or 0 for a loss. If the convention is stated, it may be
+    any number between them, such as that of a search. A winner beside a result must agree with it. Beside a
+    search it is kept if chains show which player is 1. A record of another kind is rejected:
+    "example-layout", "board-type", "board-shape", "board-cells", "board-overlap", "policy-type",
+    "policy-shape", "policy-values",
     "value-type" or "value-range".
 
     Args:
@@ -212,8 +213,7 @@ class AlphaZeroReader(FileReader):
 
 
 def _unknown(found: str, expected: str) -> FormatError:
-    reason = "the file does not show whose stones, edges and values it contains"
-    return FormatError(reason, found=found, expected=expected)
+    return FormatError("not boards, policies and values", found=found, expected=expected)
 
 
 def _read_pickle(path: AnyPath) -> tuple[Sequence[object], str, int]:
@@ -434,7 +434,9 @@ def _planes(board: object) -> Array:
 
 
 def _policy(policy: object, n: int) -> Array:
-    """Return the numbers of a policy, (n · n + 1,): the last one is for a pass."""
+    """Return the numbers of a policy, (n · n + 1,): the last one is for a pass. Those of None are 0."""
+    if policy is None:  # of the board after the last move
+        return np.zeros(n * n + 1, np.float32)
     numbers = _numbers(policy, "policy", Reason.POLICY_TYPE)
     if numbers.shape not in ((n * n,), (n * n + 1,), (n, n)):
         raise FormatError("not a policy", Reason.POLICY_SHAPE, numbers.shape, (n * n,))
@@ -498,7 +500,9 @@ def _read_as(records: _Records, stated: str | None, layout: str) -> tuple[str, p
     found = f"{len(agreeing)} conventions agree with the rules of Hex{names}"
     if not agreeing and owners:
         found += f", but the numbers of stones agree with {', '.join(owners)} as the first part"
-    raise _unknown(f"{layout}; {found}" + (f"; {stated} is stated" if stated else ""), _STATED)
+    found += f"; {stated} is stated" if stated else ""
+    reason = "the file does not show whose stones, edges and values it contains"
+    raise FormatError(reason, found=f"{layout}; {found}", expected=_STATED)
 
 
 def _winners(records: _Records, convention: str, *, are_results: bool) -> Array | None:

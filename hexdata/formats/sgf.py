@@ -135,8 +135,8 @@ class Scanner:
             self._read_tree(game)
             _check_syntax(not _MORE.match(self._text, self._at), "more of the game after its last bracket")
         except FormatError as error:
-            error.found = repr(self._text[self._at : self._at + 20])
             game.error, game.is_cut = error, self._at >= len(self._text)
+            error.found = "its end" if game.is_cut else repr(self._text[self._at : self._at + 20])
             self._seek(resume)
         return game
 

@@ -281,7 +281,7 @@ class SidecarReader(FileReader):
         """
         line, record = self._ahead
         if record is not None:
-            reason, place = "more records than the file has games", f"line {line} of {self.path.name}"
+            reason, place = "a record of no game, or not in their order", f"line {line} of {self.path.name}"
             raise FormatError(reason, Reason.SIDECAR_MISMATCH, str(record)[:80], record=place)
 
     def _read_line(self) -> tuple[int, Any]:
@@ -336,8 +336,9 @@ def _read_record(
         raise FormatError("the record is not valid", invalid, str(error)) from error
     codes, mask = record.move_codes, record.policy_train_mask
     # The lengths, and below the occupied cells, distinguish the record from that of another game.
-    lengths = {record.move_count, len(codes), len(mask)}
-    _require(lengths == {count}, mismatch, other, f"{lengths} moves and letters for {count} moves")
+    lengths = record.move_count, len(codes), len(mask)
+    stated = "move_count {}, {} letters and a mask of {}".format(*lengths)
+    _require({*lengths} == {count}, mismatch, other, f"{stated} for {count} moves")
     stated = "".join("0" if code == "C" else "1" for code in codes)
     _require(mask == stated, invalid, "the mask contradicts the letters of the moves", mask)
     weights = np.array([*map(int, mask)], np.float32)

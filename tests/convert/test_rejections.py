@@ -48,6 +48,7 @@ def test_bad_files_are_rejected_and_the_rest_goes_on(make, convert, salvage):
     expected = ["unknown-layout", *FILES]
     assert rejected == {number: (reason, None) for number, reason in enumerate(expected)}
     assert [text.partition(": ")[0] for text in store.result.failed_files.values()] == expected
+    assert "pickle.load" in store.result.failed_files["legacy/a_unsafe-global.pkl.gz"]  # the hint
     assert [row["name"] for row in store.rows("sources")] == [
         "legacy/a_\\udcff.pkl.gz",
         *(f"legacy/a_{reason}.pkl.gz" for reason in FILES),

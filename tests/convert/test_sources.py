@@ -110,7 +110,7 @@ def test_inputs_without_files_are_refused(tree, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"missing: no such file or folder"):
         names(tmp_path / "missing")
     root = tree(".hidden")
-    with pytest.raises(InputError, match=r"no files to convert; expected .*\*\.pkl\.gz"):
+    with pytest.raises(InputError, match=r"no files to convert; expected .*\*\.pkl"):
         names(root)
     tree("1.pt", "2.pt", "eval.csv", "b/c.trmph")
     real = os.scandir

@@ -217,6 +217,13 @@ def test_a_stated_convention_reads_positions_in_any_order(tmp_path: Path, edges:
         assert [row["line_idx"] for row in found] == np.cumsum([not row[0].any() for row in ROWS]).tolist()
 
 
+def test_a_board_after_the_last_move_may_have_no_policy(tmp_path: Path) -> None:
+    games = demo_games(6, 3, N)
+    content = [(board, None, float(game.winner)) for game in games for board in replay(game.moves, N)]
+    _, found, rejected = read_source(save(tmp_path / "a.pkl", content))
+    assert (len(found), rejected, {row["policy"] for row in found}) == (len(content), [], {None})
+
+
 def test_games_in_order_are_games_although_they_were_resigned(tmp_path: Path) -> None:
     rows = [row for row in played(12) if row[0].sum() < 6]
     path, store = save(tmp_path / "a.pkl", written(rows, "to move", "to move")), tmp_path / "store"
