@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date
 from functools import lru_cache
 from itertools import chain, groupby, islice, starmap
 from pathlib import Path
@@ -45,6 +44,10 @@ from hexdata.store.session import duckdb_session, quote, read_parquet_sql
 
 _SOURCES_AT_ONCE: Final = 256
 """Rows of the table sources that are made at a time, since headers may be long."""
+_OF_SOURCES: Final = ("source_id", "name", "bytes", "sha256")
+_OF_FACTS: Final = ("format", "records", "positions", "games", "rejected")
+_OF_RUNS: Final = ("model", "simulations", "temperature", "seed", "commit")
+"""Columns of the table sources, by the object that has their values."""
 
 
 class Group(NamedTuple):
@@ -268,43 +271,38 @@ def source_batches(
         flags: Number of games with each flag, by ``source_id``.
         salvage: Whether the sources were read for salvage.
     """
-    rows = (_source_row(*each, flags, salvage=salvage) for each in _headers(sources))
+    rows = _headers(sources)
     while batch := [*islice(rows, _SOURCES_AT_ONCE)]:
-        yield pa.RecordBatch.from_pylist(batch, schema=sources_schema())
+        listed = [(source, source.facts) for source, _ in batch]
+        dates = pa.array([facts.run.get("date") for _, facts in listed], pa.string())
+        found = [flags.get(source.source_id, {}) for source, _ in listed]
+        columns: dict[str, Any] = {
+            **{name: [getattr(each, name) for each, _ in listed] for name in _OF_SOURCES},
+            **{name: [getattr(facts, name) for _, facts in listed] for name in _OF_FACTS},
+            **{name: [facts.run.get(name) for _, facts in listed] for name in _OF_RUNS},
+            "date": dates.cast(pa.date32()),
+            "value_sense": [source.convention for source, _ in listed],
+            "value_sense_evidence": [
+                _evidence(facts.votes, facts.ballots, source.decision and source.decision.by)
+                for source, facts in listed
+            ],
+            "header": [_with_continuation(*each) for each in batch],
+            "notes": [json.dumps(source.notes) if source.notes else None for source, _ in listed],
+            "flags": [json.dumps(dict(sorted(own.items()))) if own else "{}" for own in found],
+            "salvaged": [facts.damage is not None if salvage else None for _, facts in listed],
+        }
+        yield pa.RecordBatch.from_pydict(columns, sources_schema())
 
 
-def _source_row(
-    source: Source, header: str, flags: Mapping[int, Mapping[str, int]], *, salvage: bool
-) -> dict[str, Any]:
-    """Return the row of a source in the table sources.
-
-    Args:
-        source: The source.
-        header: Its header as JSON text.
-        flags: Number of games with each flag, by ``source_id``.
-        salvage: Whether the sources were read for salvage.
-    """
-    facts = source.facts
+def _with_continuation(source: Source, header: str) -> str:
+    """Return a header, JSON text, with the sidecar of the source and the source that it continues."""
     added: dict[str, Any] = {}
     # Also of a refused file, whose format is "unknown": a later run reads it again with another sidecar.
-    if source.sidecar is not None and facts.format in ("trmph", "unknown"):
+    if source.sidecar is not None and source.facts.format in ("trmph", "unknown"):
         added["sidecar"] = msgspec.structs.asdict(source.sidecar)
     if source.part is not None:
         added["continues"] = {"source_id": source.continues, "bytes": source.part.start}
-    run = dict(facts.run)
-    if run.get("date"):
-        run["date"] = date.fromisoformat(run["date"])
-    return {
-        **{name: getattr(source, name) for name in ("source_id", "name", "bytes", "sha256")},
-        **{name: getattr(facts, name) for name in ("format", "records", "positions", "games", "rejected")},
-        **run,
-        "value_sense": source.convention,
-        "value_sense_evidence": _evidence(facts.votes, facts.ballots, source.decision and source.decision.by),
-        "header": json.dumps(json.loads(header) | added) if added else header,
-        "notes": json.dumps(source.notes) if source.notes else None,
-        "flags": json.dumps(dict(sorted(found.items()))) if (found := flags.get(source.source_id)) else "{}",
-        "salvaged": facts.damage is not None if salvage else None,
-    }
+    return json.dumps(json.loads(header) | added) if added else header
 
 
 @lru_cache(maxsize=256)  # many small sources have the same

@@ -150,8 +150,8 @@ class _Reading:
         grouping = grouping_of(facts.format, facts.mixed, facts.with_id, self.with_ply)
         return facts.board_size, grouping, facts.format, facts.declared
 
-    def records(self) -> Iterator[RawBatch]:
-        """Yield the records, with valid optional columns only.
+    def records(self) -> Iterator[tuple[RawBatch, float]]:
+        """Yield batches of records, and the size of each as a share of a large source.
 
         Raises:
             FormatError: The source cannot be read, or has another board size.
@@ -182,9 +182,9 @@ class _Reading:
                             code=Reason.LIMIT_REJECTED,
                             found=f"{counts}, the last one for {last.reason} ({last.detail})",
                         )
-                    yield batch
+                    yield batch, max(batch.records / _JOINED_ROWS, batch.nbytes / _JOINED_BYTES)
             if reader.damage is not None:
-                yield _damage(reader.damage, facts)
+                yield _damage(reader.damage, facts), 0
             self.header = _describe(reader, facts, numbers, file.name)
         except FormatError:
             raise
@@ -253,11 +253,11 @@ class _Spools:
 
     def _add(self, source: _Reading) -> None:
         """Add the records of a source. If they end with an error, nothing is added."""
-        records, head, size = source.records(), list[RawBatch](), 0.0
-        for batch in records:
-            head.append(batch)
-            size += _size_of(batch)
-            if size >= 1:
+        records, head, total = source.records(), list[tuple[RawBatch, float]](), 0.0
+        for batch, size in records:
+            head.append((batch, size))
+            total += size
+            if total >= 1:
                 self._finish()
                 with self._writer() as writer:
                     writer.add(source, chain(head, records))
@@ -300,13 +300,13 @@ class _SpoolWriter:
         self._size = 0.0
         self._findings = [np.zeros(0, np.uint16)]
 
-    def add(self, source: _Reading, batches: Iterable[RawBatch]) -> None:
-        """Write the records of a source."""
-        for batch in batches:
+    def add(self, source: _Reading, batches: Iterable[tuple[RawBatch, float]]) -> None:
+        """Write the records of a source, as of ``_Reading.records``."""
+        for batch, size in batches:
             write_rejected(self._rejected, len(self._sources), batch.rejected)
             if batch.rows:
                 self._pending.append(batch)
-                self._size += _size_of(batch)
+                self._size += size
             if self._size >= 1:
                 self._write_pending()
         self._sources.append(source.facts)
@@ -359,11 +359,6 @@ class _SpoolWriter:
                 rows.write_table(own_rows)
                 games.write_table(own_games)
         count_games(spool, facts)
-
-
-def _size_of(batch: RawBatch) -> float:
-    """Return the records or bytes of a batch as a share of a large source."""
-    return max(batch.records / _JOINED_ROWS, batch.nbytes / _JOINED_BYTES)
 
 
 def count_games(spool: Spool, sources: Sequence[SpoolFacts]) -> None:

@@ -51,8 +51,9 @@ _HELD_BYTES: Final = 32 << 20
 _SOURCE_WEIGHT: Final = 256
 """The work that a source takes in addition to that of its bytes, in bytes of text."""
 _BATCH_WEIGHT: Final = 1 << 20
-"""Work of a task and a part of the store: a second of a core, and 0.3 million positions of games."""
-_SECONDS_PER_WEIGHT: Final = 1e-6
+"""Work of a task and a part of the store: half a second of a core, and 0.3 million positions of games."""
+_SECONDS_PER_WEIGHT: Final = 5e-7
+"""Approximate CPU time to read a source."""
 _SECONDS_PER_POSITION: Final = 5e-7
 """Approximate CPU time to write a position."""
 _SMALL_HEADER: Final = 4096
@@ -89,8 +90,6 @@ class ConvertRun:
         self.client_memory = client_memory(store.path, *(file.path for file in self.files))
         self.parts = StageFiles(store, "convert", FileFacts, self.progress)
         """The files of positions and games that this run writes."""
-        self.seconds = inf
-        """CPU time of all tasks of a step, approximately."""
         recorded, size = store.manifest.stages.get("convert", {}), store.manifest.board_size
         given = {name: (recorded.get(name), getattr(options, name)) for name in ("val", "test")}
         given["board size"] = size, options.board_size
@@ -153,22 +152,27 @@ class ConvertRun:
         return _result(sources, skipped, flags, unknown, options)
 
     def _run(
-        self, function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]]
+        self, function: Callable[..., Result], tasks: Iterable[tuple[Any, ...]], seconds: float
     ) -> Iterator[tuple[int, Result]]:
-        """Run tasks, one per batch of sources, and yield the index and the result of each."""
-        memory = self.options.WORKER_MEMORY + self.client_memory
-        return self.engine.run(function, tasks, workers=self._workers, memory=memory)
+        """Run tasks, one per batch of sources, and yield the index and the result of each.
 
-    @property
-    def _workers(self) -> int:
-        """The number of workers on each machine."""
-        return self.options.processes(self.engine.cores_for(self.seconds), self.client_memory)
+        Args:
+            function: The task.
+            tasks: Its arguments.
+            seconds: CPU time of all tasks, approximately.
+        """
+        memory, workers = self.options.WORKER_MEMORY + self.client_memory, self._workers(seconds)
+        return self.engine.run(function, tasks, workers=workers, memory=memory)
+
+    def _workers(self, seconds: float = inf) -> int:
+        """Return the number of workers on each machine for an amount of CPU time."""
+        return self.options.processes(self.engine.cores_for(seconds), self.client_memory)
 
     # Reading
 
     def _digest(self) -> tuple[list[Source], list[tuple[Source, str]]]:
         """Return the new files; and the others, each with the name of the source that has the same bytes."""
-        files, workers = self.files, self._workers
+        files, workers = self.files, self._workers()
         is_small = sum(file.bytes for file in files) < len(files) * _LARGE_FILE
         if is_small and not any(is_address(file.path) for file in files):
             workers = 1  # several threads wait for Python's lock between small reads
@@ -191,11 +195,11 @@ class ConvertRun:
     def _read(self, files: Sequence[Source]) -> None:
         """Read the files and set their facts."""
         self.progress.begin("read", sum(file.new_bytes for file in files), "bytes")
-        self.seconds = sum(map(_weight, files)) * _SECONDS_PER_WEIGHT
+        seconds = sum(map(_weight, files)) * _SECONDS_PER_WEIGHT
         batches = _batches([file for file in files if not file.facts.failure])
         folders = [self.parts.work / _digest_of(batch, self.options) for batch in batches]
         tasks = ((batch, folder, self.options) for batch, folder in zip(batches, folders, strict=True))
-        for index, facts in self._run(read_sources, tasks):
+        for index, facts in self._run(read_sources, tasks, seconds):
             _set_facts(batches[index], facts, folders[index])
             self.progress.advance(sum(file.new_bytes for file in batches[index]))
         # Once, as memory that is released is slow to get again: DuckDB's limit leaves little beside it.
@@ -293,9 +297,9 @@ class ConvertRun:
         # that gets more columns changes, since the old part stays until the manifest names the new one.
         same = targets == old.targets
         widened = {} if same else {publish.widened_name(name): name for name in old.files_in("positions")}
-        # All that determines the parts: what a killed run wrote with another plan is not used. The folder of
-        # a source shows its batch: a file that is left out has no id, but divides the others otherwise.
-        read = [[s.source_id, s.name, s.identity, s.origins, s.folder.name] for s in sources]
+        # All that determines the parts: what a killed run wrote with another plan is not used. The name of a
+        # folder is a digest of the names and contents of a batch, also of files that are left out.
+        read = [[s.source_id, s.number, s.origins, s.folder.name] for s in sources]
         plan: list[Any] = [__version__, _reading(options), options.value_convention, self.board_size, targets]
         plan += [old.counts, hashlib.sha256(json.dumps(read).encode()).hexdigest()]
         self.parts.resume(plan, (*widened, *chain.from_iterable(files)))
@@ -305,7 +309,7 @@ class ConvertRun:
         positions = sum(group.positions for part in todo for group in part)
         self.progress.begin("write", positions, "positions")
         widened_rows = sum(old.files[name].rows for name in widened.values())
-        self.seconds = (positions + widened_rows) * _SECONDS_PER_POSITION
+        seconds = (positions + widened_rows) * _SECONDS_PER_POSITION
         tasks = (
             (
                 *(store.path, part, self.board_size, targets, options),
@@ -319,9 +323,9 @@ class ConvertRun:
             for new, name in widened.items()
             if new not in done
         ]
-        publishing = self._run(publish.publish_part, tasks)
+        publishing = self._run(publish.publish_part, tasks, seconds)
         try:
-            for _, written in chain(publishing, self._run(publish.widen_part, widening)):
+            for _, written in chain(publishing, self._run(publish.widen_part, widening, seconds)):
                 for name, facts in written.items():
                     self.parts.record(name, facts)
                     if name.startswith("positions/") and name not in widened:

@@ -118,8 +118,9 @@ _TRMPH: Final = re.compile(
 
 def has_trmph(head: bytes) -> bool:
     """Return whether a text has a line of TRMPH, or comments only, as in a run that has just begun."""
-    is_blank = bool(head) and not first_game_line(head)
-    return b"\0" not in head and (is_blank or _TRMPH.search(head) is not None)
+    if b"\0" in head:
+        return False
+    return _TRMPH.search(head) is not None or (bool(head) and not first_game_line(head))
 
 
 class LineReader(GameReader):

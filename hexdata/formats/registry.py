@@ -212,11 +212,16 @@ def _is_binary(head: bytes) -> bool:
 
     Read as a text, a file that was compressed twice would be a few hundred bad lines, not all its games.
     """
-    # A few control characters may be damage of a text. Binary files have far more. The comment of a text may
-    # have any number, but compressed data are no UTF-8.
-    is_text = "\ufffd" not in head[:-4].decode(errors="replace")
+    if _kind_of(head):
+        return True
+    # A few control characters may be damage of a text. Binary files have far more.
     controls = len(head) - len(head.translate(None, _CONTROLS))
-    return bool(_kind_of(head)) or (16 * controls > len(head) and not is_text)
+    if 16 * controls <= len(head):
+        return False
+    try:  # the comment of a text may have any number, but compressed data are no UTF-8
+        return "\ufffd" in head[:-4].decode()
+    except UnicodeDecodeError:
+        return True
 
 
 def _first_match(formats: Iterable[SourceFormat], head: bytes, name: str) -> SourceFormat | None:

@@ -90,13 +90,14 @@ class RunHeader:
 
     def __init__(self) -> None:
         self._current: dict[str, Any] = {}
-        self._values: dict[str, dict[Any, None]] = {fact: {} for fact in _FACTS}  # of games, in order
+        self._values: dict[str, dict[Any, None]] = {}  # of games, in order; empty before the first comment
         self._changed = True
-        self._has_comments = False
+        self._has_games = False
 
     def read_comment(self, line: bytes) -> None:
         """Read a comment line, with its ``#``. A line that states no fact is ignored."""
-        self._has_comments = True
+        if not self._values:
+            self._values = {fact: {None: None} if self._has_games else {} for fact in _FACTS}
         # Such a line states no value that is used, and regular expressions take time on long lines.
         if len(line) > 2 * _MAX_VALUE:
             return
@@ -110,6 +111,7 @@ class RunHeader:
 
     def begin_game(self) -> None:
         """Count the facts of the last header as those of the next game."""
+        self._has_games = True
         # Most games follow another game, not a header, so their facts are those of the game before.
         if self._changed:
             for fact, values in self._values.items():
@@ -125,7 +127,7 @@ class RunHeader:
             header. ``run_changes``: for each other fact, the values in the order of the file, null for games
             without a value. Each key exists only if it has items.
         """
-        if not self._has_comments:  # nearly all small files
+        if not self._values:  # nearly all small files
             return {}
         listed = {fact: [*values][:_MAX_VALUES] for fact, values in self._values.items()}
         changes = {fact: values for fact, values in listed.items() if len(values) > 1}
@@ -166,6 +168,8 @@ def date_of_name(name: str) -> str | None:
     Returns:
         The date; None if no part contains one, or the first part that does contains different ones.
     """
+    if "20" not in name and "tournament_" not in name:  # neither pattern matches; the usual case
+        return None
     for part in reversed(name.split("/")):
         dates = {iso_date(f"{year}-{month}-{day}") for year, _, month, day in _DATE.findall(part)} - {None}
         if not dates and (short := _SHORT_DATE.fullmatch(part)):

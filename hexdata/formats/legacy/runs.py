@@ -46,7 +46,7 @@ _MOST_PAIRS: Final = 1 << 21
 """Number of pairs of integers that are kept, 24 bytes each. Above it, older ones are dropped. Each example of
 a real file has a game id of its own, so objects of Python would take hundreds of megabytes."""
 _MORE_PAIRS: Final = 1 << 18
-"""Number of pairs for which memory is reserved at a time, so that they are seldom copied."""
+"""Maximum number of pairs for which memory is reserved at a time, so that they are seldom copied."""
 _LONGEST_PATTERN: Final = 1 << 12
 """Maximum number of bytes outside of holes, as each takes time and memory. Real examples have 250."""
 _SHORTEST_PAYLOAD: Final = 9
@@ -344,7 +344,9 @@ class RunFinder:
         if self._used + count > self._pairs.shape[1]:
             kept = self._pairs[:, max(0, self._used - _MOST_PAIRS) : self._used]
             self._used = kept.shape[1]
-            self._pairs = np.concatenate([kept, np.empty((3, count + _MORE_PAIRS), np.int64)], axis=1)
+            # Twice as many in a small file, whose pairs would take less time than the memory for more.
+            more = count + min(self._used, _MORE_PAIRS)
+            self._pairs = np.concatenate([kept, np.empty((3, more), np.int64)], axis=1)
         # Later blocks have higher memo numbers, so with the new ones sorted, all are.
         self._pairs[:, self._used : self._used + count] = added[:, np.argsort(added[0])]
         self._used += count
