@@ -21,6 +21,8 @@ from hexdata.errors import ConfigError, HexdataError
 
 __all__ = ["app", "main"]
 
+if sys.flags.optimize > 1:
+    sys.exit("hexdata: python -OO removes the docstrings that declare the commands; use -O, or neither")
 add_command(run.demo)
 for _module in (run, convert, info, shuffle, export, verify, sql, show, browse, report, load, live):
     add_command(vars(_module)[_module.__name__.rpartition(".")[2]])  # each is named after its command

@@ -103,6 +103,12 @@ def test_bash_completes_choices() -> None:
     assert set(done.stdout.split()) == {"games", "exact", "stream"}, done.stderr
 
 
+def test_python_without_docstrings_is_refused() -> None:
+    command = [sys.executable, "-OO", "-m", "hexdata", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "-OO" in done.stderr, len(done.stderr.splitlines())) == (1, True, 1)
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_installed(shell: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, f"/bin/{shell}"))
