@@ -197,13 +197,14 @@ class _Failing:
 
 
 def _serve() -> None:
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from moto.moto_server.werkzeug_app import create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Handler(WSGIRequestHandler):
         disable_nagle_algorithm = True  # else an answer with a body waits 40 ms for an acknowledgement
 
-    app = DomainDispatcherApplication(create_backend_app)
+    # Without moto's dispatcher, which looks for all services of AWS in each request.
+    app = create_backend_app("s3")
     server = make_server("127.0.0.1", 0, _Failing(app), threaded=True, request_handler=Handler)  # type: ignore[arg-type]
     print(server.server_port, flush=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
