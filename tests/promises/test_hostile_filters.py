@@ -35,19 +35,31 @@ FILTERS = {
 }
 
 
+RUN = """if True:
+    from hexdata.__main__ import run
+    from hexdata.browse import library
+    library._STARTING, library._STUCK = 2.0, 0.5
+    run()
+"""
+"""Waits less long for a query that does not start."""
+
+
 class Served:
     """A running ``hexdata browse``."""
 
     def __init__(self, store: Path, cache: Path) -> None:
-        command = [sys.executable, "-m", "hexdata", "browse", store, "--port", "0", "--no-open", "--json"]
+        command = [sys.executable, "-c", RUN, "browse", store, "--port", "0", "--no-open", "--json"]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={"HEXDATA_CACHE": str(cache)}
         )
         assert self.process.stdout is not None
         self.address = json.loads(self.process.stdout.readline())["address"]
 
-    def listed(self, condition: str, seconds: float) -> Any:
-        """Return the answer to a filter: a complete list or an error, or None after some seconds."""
+    def listed(self, condition: str, seconds: float, *, is_sound: bool = False) -> Any:
+        """Return the answer to a filter: a complete list or an error, or None after some seconds.
+
+        A sound filter is tried again after an error: a busy machine may not start its query in time.
+        """
         query = urllib.parse.urlencode({"table": "games", "filter": condition})
         ends = time.monotonic() + seconds
         while time.monotonic() < ends:
@@ -57,7 +69,7 @@ class Served:
             except urllib.error.HTTPError as error:
                 with error:
                     content = json.load(error)
-            if content.get("complete") or "error" in content:
+            if content.get("complete") or ("error" in content and not is_sound):
                 return content
             time.sleep(0.1)
         return None
@@ -84,12 +96,12 @@ def served(trmph_store: Path, tmp_path: Path) -> Iterator[Served]:
 
 
 def test_hostile_filters_harm_neither_memory_nor_other_lists(served: Served) -> None:
-    assert served.listed("game_id < 3", PATIENT)["found"] == 3
+    assert served.listed("game_id < 3", PATIENT, is_sound=True)["found"] == 3
     for name, condition in FILTERS.items():
         served.listed(condition, 0.5)
         assert served.memory() < LIMIT, name
         assert served.process.poll() is None, name
-    assert served.listed("game_id < 2", PATIENT)["found"] == 2
+    assert served.listed("game_id < 2", PATIENT, is_sound=True)["found"] == 2
     for _ in range(2):  # the query still runs, so a request does not begin it again
         assert "error" in served.listed(FILTERS["a function without end"], PATIENT)
     assert served.memory() < LIMIT

@@ -100,7 +100,8 @@ def attack(store: Path, bomb: Bomb) -> None:
     path, value = store / bomb.file, bomb.value()
     table = pq.read_table(path)
     index = table.schema.get_field_index(bomb.column)
-    with pq.ParquetWriter(path, table.schema, compression="zstd", use_dictionary=bomb.encoded) as writer:
+    options = {"compression": "zstd", "use_dictionary": bomb.encoded, "write_statistics": False}
+    with pq.ParquetWriter(path, table.schema, **options) as writer:
         step = min(bomb.rows, max(1, 50_000_000 // len(str(value))))
         for start in range(0, table.num_rows, step):
             if start >= bomb.rows:
