@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from hexdata.text import count_of, is_number, printable, without_game
 from hexdata.units import format_bytes, format_duration
 
 with installed_by("report", "the report"):
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 _LONGEST: Final = 300
 """Maximum number of characters shown of a text from a source."""
@@ -35,6 +36,25 @@ def render_page(facts: ReportFacts, verdict: Verdict) -> str:
     # The address of the documentation, if the metadata of the installed package have one.
     listed: list[str] = metadata.metadata("hexdata").get_all("Project-URL") or []
     address = dict(entry.split(", ", 1) for entry in listed).get("Documentation", "").rstrip("/")
+    return _template().render(
+        facts=facts,
+        verdict=verdict,
+        split=SPLIT,
+        in_epoch=game_sentences(facts),
+        unmeasured=why_unmeasured(facts),
+        draw=charts,
+        boards=_openings(facts),
+        lengths=_lengths(facts.tables["lengths"]),
+        values=_values(quality),
+        figures=[each.row() for each in quality.figures + quality.lags] if quality else [],
+        stages=[_stage_row(stage) for stage in facts.stages if stage.lineage],
+        address=address,
+    )
+
+
+@cache
+def _template() -> Template:
+    """Return the template of the page. Once, as to compile it takes longer than to render it."""
     environment = Environment(
         loader=PackageLoader("hexdata.report"),
         autoescape=True,
@@ -49,20 +69,7 @@ def render_page(facts: ReportFacts, verdict: Verdict) -> str:
     functions = (command_line, stage_command, batch_sentence, without_game)
     environment.globals |= {function.__name__: function for function in functions}
     environment.globals |= {"loader": loader_code, "is_number": is_number, "measured": _measured}
-    return environment.get_template("report.html").render(
-        facts=facts,
-        verdict=verdict,
-        split=SPLIT,
-        in_epoch=game_sentences(facts),
-        unmeasured=why_unmeasured(facts),
-        draw=charts,
-        boards=_openings(facts),
-        lengths=_lengths(facts.tables["lengths"]),
-        values=_values(quality),
-        figures=[each.row() for each in quality.figures + quality.lags] if quality else [],
-        stages=[_stage_row(stage) for stage in facts.stages if stage.lineage],
-        address=address,
-    )
+    return environment.get_template("report.html")
 
 
 # --- texts ---------------------------------------------------------------------------------------------
