@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 import hexdata
 from hexdata.browse import serving
 from hexdata.draw import film_svg
-from hexdata.show import Comparison, Position
+from hexdata.show import Position
 from hexdata.sql import run_query
 from tests.kit import chromium
 
@@ -125,13 +125,6 @@ def show_film(studio: Studio) -> None:
     studio.save("show-film.png", trim=True)
 
 
-def show_compare(studio: Studio) -> None:
-    """Write the differences between two positions of a game."""
-    game = hexdata.read_game(studio.store, 7)
-    studio.open_parts(Comparison(game.at(30), game.at(36)).svg(), width=860)
-    studio.save("show-compare.png", trim=True)
-
-
 def report(studio: Studio) -> None:
     """Write the summary of the report."""
     studio.open_html((studio.store / "report.html").read_text(encoding="utf-8"), width=1000)
@@ -166,7 +159,6 @@ PICTURES: dict[str, Callable[[Studio], None]] = {
     "shuffle": shuffle,
     "show-board": show_board,
     "show-film": show_film,
-    "show-compare": show_compare,
     "report-summary": report,
     "report-charts": report_charts,
     "browse-game": browse_game,

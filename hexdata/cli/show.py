@@ -10,7 +10,6 @@ def show(
     position: int | None = None,
     game: int | None = None,
     ply: int | None = None,
-    compare: str | None = None,
     svg: AnyPath | None = None,
     png: AnyPath | None = None,
     every: int | None = None,
@@ -22,7 +21,6 @@ def show(
     Examples:
         hexdata show store 123
         hexdata show store --game 7 --svg game.svg --every 10
-        hexdata show store 123 --compare 124
         hexdata show store/shards/train-000000.tar:17
         hexdata show '#13,a1b2c3'
 
@@ -34,8 +32,6 @@ def show(
     Options:
         --game N: Game to show. Shows its final position unless --ply is given.
         --ply N: Number of moves made in the game at the position.
-        --compare OTHER: Show how another position differs: its id or GAME:PLY in the same store,
-            SHARD.tar:17, or TRMPH text.
         --svg FILE: Write the drawing to an SVG file, path or address. A game becomes a filmstrip.
         --png FILE: Write the drawing to a PNG file, path or address, twice as large as the SVG.
         --every K: Show every K-th position of the filmstrip, and the last one. Default: about 48 boards.
@@ -48,10 +44,7 @@ def show(
 
     options = options_of(library.ShowOptions, locals())
     with command(json) as (output, _):
-        if compare is None:
-            found: library.Position | library.Game | library.Comparison = library.find(location, options)
-        else:
-            found = library.compare(location, compare, options)
+        found = library.find(location, options)
         files = {"svg": svg, "png": png}
         drawing = library.draw_svg(found, options) if any(files.values()) else ""
         if svg is not None:
@@ -62,12 +55,9 @@ def show(
         return
     if numbers and not any(files.values()):
         output.note("--numbers has no effect without --svg or --png")
-    is_comparison = isinstance(found, library.Comparison)
     for file in filter(None, files.values()):
-        output.line(f"{file}: {found.title if is_comparison else ', '.join(found.facts())}")  # type: ignore[union-attr]
+        output.line(f"{file}: {', '.join(found.facts())}")
     if any(files.values()):
-        for fact in found.facts() if is_comparison else ():
-            output.line(fact)
         return
     # In colour and Unicode, if the terminal supports them.
     out = output.out

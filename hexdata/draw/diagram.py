@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -93,7 +93,6 @@ class Diagram:
         shades: Numbers drawn as shades of the cells.
         title: Accessible description of the drawing.
         caption: Short texts below the board; only those longer than a line are split.
-        differing: Indices of cells that differ from another board, which are highlighted.
 
     Raises:
         FormatError: The board size is not supported.
@@ -109,7 +108,6 @@ class Diagram:
     shades: Shades | None = None
     title: str = "Hex board"
     caption: Sequence[str] = ()
-    differing: Collection[int] = ()
 
     def __post_init__(self) -> None:
         n = check_board_size(self.size)
@@ -119,7 +117,7 @@ class Diagram:
             raise ConfigError(f"planes must have the shape {(2, n, n)}; found {planes.shape}")
         if self.shades is not None and len(self.shades.values) != n * n:
             raise ConfigError(f"shades need {n * n} numbers, one a cell; found {len(self.shades.values)}")
-        for cell in (self.last_move, self.next_move, *self.numbers, *self.differing):
+        for cell in (self.last_move, self.next_move, *self.numbers):
             if cell is not None and not 0 <= cell < n * n:
                 raise ConfigError(f"a cell must be from 0 to {n * n - 1}; found {cell}")
         if self.player not in (None, BLUE, RED):

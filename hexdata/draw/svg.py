@@ -110,7 +110,6 @@ def film_svg(
     columns: int | None = None,
     title: str,
     caption: Sequence[str] = (),
-    frame: float = _FRAME,
 ) -> str:
     """Draw boards of the same size in rows, each with its caption below.
 
@@ -119,7 +118,6 @@ def film_svg(
         columns: Number of boards per row. Default None: about as many as there are rows, at most 6.
         title: Accessible description of the drawing.
         caption: Texts above the boards.
-        frame: Horizontal distance between boards, in pixels. Default 200.
 
     Returns:
         One ``<svg>`` element.
@@ -136,11 +134,11 @@ def film_svg(
         raise ConfigError(f"columns must be at least 1, not {columns}")
     n = sizes.pop()
     left, top, wide, high = _box(n)
-    scale = (frame - _GAP) / wide
+    scale = (_FRAME - _GAP) / wide
     high *= scale
-    captions = [fact_lines(diagram.caption, _letters_in(frame)) for diagram in frames]
+    captions = [fact_lines(diagram.caption, _letters_in(_FRAME)) for diagram in frames]
     height = high + _LINE * max(map(len, captions)) + _GAP
-    width = max(frame * min(columns, len(frames)), 2 * _FRAME)
+    width = _FRAME * max(min(columns, len(frames)), 2)
     heading = fact_lines(caption, _letters_in(width))
     above = _LINE * len(heading) + (_GAP if heading else 0)
 
@@ -148,7 +146,7 @@ def film_svg(
     parts = [*_draw_caption(heading, 0), f'<defs><g id="{_GRID}-{n}">', *_grid(n), "</g></defs>"]
     for index, (diagram, lines) in enumerate(zip(frames, captions, strict=True)):
         row, column = divmod(index, columns)
-        place, origin = _figures(column * frame, above + row * height), _figures(-left * scale, -top * scale)
+        place, origin = _figures(column * _FRAME, above + row * height), _figures(-left * scale, -top * scale)
         parts += [
             f'<g transform="translate({place})" data-frame="{index}">',
             f'<g transform="translate({origin}) scale({scale:.5f})"><use href="#{_GRID}-{n}"/>',
@@ -305,7 +303,7 @@ def _grid(n: int) -> tuple[str, ...]:
 
 
 def _draw_marks(diagram: Diagram) -> Iterator[str]:
-    """Draw shades, differing cells, stones, numbers, and the marks of the last and the next move.
+    """Draw shades, stones, numbers, and the marks of the last and the next move.
 
     If both players have a stone on one cell, which is illegal, both stones are visible.
     """
@@ -318,9 +316,6 @@ def _draw_marks(diagram: Diagram) -> Iterator[str]:
 
     if diagram.shades:
         yield from _draw_shades(diagram.shades, n)
-    if diagram.differing:  # a shade that is also visible around stones
-        path = _hexagons(sorted(diagram.differing), n)
-        yield f'<path {_paint("heat")} fill-opacity="0.55" d="{path}" data-mark="different"/>'
     blue = set(diagram.stones(BLUE))
     for player, name in _PLAYERS:
         if cells := diagram.stones(player):

@@ -29,7 +29,7 @@ def board_text(
     """Draw one board as text, with a legend and the caption below.
 
     Blue is ``●`` and red ``○`` (both ``●`` in colour; ``B`` and ``R`` without Unicode). The last move is in
-    brackets, the next one is ``*``, differing cells are in parentheses. Shades are digits on empty cells, in
+    brackets, the next one is ``*``. Shades are digits on empty cells, in
     tenths of the darkest shade. Each row is shifted by half a cell to the right.
 
     Args:
@@ -70,12 +70,8 @@ def board_text(
     edge, slant = styled(level * (2 * n + 1), _PLAYERS[BLUE]), styled(slanting, _PLAYERS[RED])
     lines = [f"     {header}", f"   {edge}"]
     for row in range(n):
-        # Blanks between the cells, or brackets around the last move and differing cells.
+        # Blanks between the cells, or brackets around the last move.
         around = [" "] * (n + 1)
-        columns = {cell % n for cell in diagram.differing if cell // n == row}
-        for column in columns:
-            around[column] = styled("|" if column - 1 in columns else "(", _BOLD)
-            around[column + 1] = styled("|" if column + 1 in columns else ")", _BOLD)
         if diagram.last_move is not None and diagram.last_move // n == row:
             column = diagram.last_move % n
             around[column : column + 2] = styled("[", _BOLD), styled("]", _BOLD)
@@ -85,8 +81,6 @@ def board_text(
         lines.append(f"{' ' * row}{before} {slant}{inside}{slant} {after}")
     lines += [f"{' ' * (n + 4)}{edge}", f"{' ' * (n + 4)}{header}", ""]
     key = [f"{stones[BLUE]} blue, top to bottom", f"{stones[RED]} red, left to right"]
-    if diagram.differing:
-        key.append("( ) different")
     if diagram.last_move is not None:
         key.append("[ ] last move")
     if diagram.next_move is not None:

@@ -1,9 +1,7 @@
 """Positions and games of stores, shards and TRMPH text, and their drawings."""
 
-from hexdata.show.comparison import Comparison
 from hexdata.show.find import (
     ShowOptions,
-    compare,
     draw_svg,
     find,
     read_game,
@@ -16,11 +14,9 @@ from hexdata.show.find import (
 from hexdata.show.position import Game, Position
 
 __all__ = [
-    "Comparison",
     "Game",
     "Position",
     "ShowOptions",
-    "compare",
     "draw_svg",
     "find",
     "read_game",

@@ -29,7 +29,6 @@ from hexdata.shards.blocks import members_to_block, row_fields
 from hexdata.shards.format import read_blocks
 from hexdata.shards.reader import load_manifest
 from hexdata.shards.sources import altered_shard_error, make_source
-from hexdata.show.comparison import Comparison
 from hexdata.show.position import Game, Policy, Position
 from hexdata.storage import AnyPath, as_path, is_address, translate_errors
 from hexdata.storage.errors import VERIFY_HINT
@@ -41,8 +40,6 @@ from hexdata.store.parquet import collect, open_parquet, read_batches, read_rows
 Row = dict[str, Any]
 _WINNERS: Final = {name: player for player, name in enumerate(WINNERS)}
 _SHARD: Final = re.compile(r".*\.tar(:[0-9]+)?", re.DOTALL)
-_OF_STORE: Final = re.compile(r"(?:(?P<game>[0-9]+):)?(?P<number>[0-9]+)")
-"""A position of the same store: its id, or its game and ply."""
 _STYLE: Final = re.compile("<style>.*?</style>", re.DOTALL)
 
 
@@ -129,37 +126,6 @@ def read_trmph(text: str) -> Game:
         chain = int(boards.winner_of(boards.replay(moves, line.board_size)[-1:])[0])
         winner = chain if chain >= 0 else None
     return Game.of_moves(moves, line.board_size, winner)
-
-
-def compare(location: str, other: str, options: ShowOptions | None = None) -> Comparison:
-    """Return the differences between two positions. Of a whole game, the last position is compared.
-
-    Args:
-        location: As in :func:`find`.
-        other: Id of the second position in the same store, its game and ply as ``7:30``; or a location as in
-            :func:`find`.
-        options: Options of the first position. Default None: no option is set.
-
-    Raises:
-        ConfigError: As in :func:`find`; or the board sizes differ.
-        StoreError, FormatError: As in :func:`find`.
-    """
-    options = options or ShowOptions()
-    _refuse(location, "a comparison", options, "every", "numbers")
-    first = find(location, options)
-    if same := _OF_STORE.fullmatch(other):
-        if _kind(location) != "a store":
-            raise ConfigError(f"{other} is a position of a store, and the first position is not of a store")
-        game, number = same["game"], int(same["number"])
-        # The options of the first position do not apply to the second, which may be of another game.
-        of_game = ShowOptions(game=int(game or 0), ply=number)
-        second = find(location, of_game if game else ShowOptions(position=number))
-    elif _kind(other) == "a store":
-        forms = "its id or GAME:PLY in the same store, SHARD.tar:17, or a game as '#13,a1b2c3'"
-        raise ConfigError("unknown second position of the comparison", found=repr(other), expected=forms)
-    else:
-        second = find(other)
-    return Comparison(*(found.last if isinstance(found, Game) else found for found in (first, second)))
 
 
 def _kind(location: str) -> str:
@@ -387,10 +353,8 @@ def _require_unchanged(path: AnyPath) -> None:
 # --- drawings -----------------------------------------------------------------------------------------
 
 
-def draw_svg(found: Position | Game | Comparison, options: ShowOptions) -> str:
-    """Return the SVG of a position as a board, of a game as a filmstrip, or of a comparison as two boards."""
-    if isinstance(found, Comparison):
-        return found.svg()
+def draw_svg(found: Position | Game, options: ShowOptions) -> str:
+    """Return the SVG of a position as a board, or of a game as a filmstrip."""
     if isinstance(found, Game):
         return found.svg(every=options.every, numbers=options.numbers)
     return found.svg(numbers=options.numbers)

@@ -69,23 +69,8 @@ def test_svg_files_are_written(trmph_store: Path, tmp_path: Path) -> None:
     assert {str(number) for number in range(1, 10)} <= set(numbers)
 
 
-def test_two_positions_are_compared(trmph_store: Path, tmp_path: Path) -> None:
-    ran = hexdata_run("show", trmph_store, 3, "--compare", 5)
-    assert (ran.status, ran.err, "( ) different" in ran.out) == (0, "", True)
-    assert "position 5 compared with position 3 · only in position 5: " in ran.out
-    ran = hexdata_run("show", trmph_store, 3, "--compare", 5, "--svg", tmp_path / "both.svg", "--json")
-    assert len(ran.facts["cells"]) == 2
-    assert (tmp_path / "both.svg").read_text("utf-8").count("data-frame") == 2
-    ran = hexdata_run("show", trmph_store, 3, "--compare", 5, "--png", tmp_path / "both.png")
-    first, *facts = ran.out.splitlines()
-    assert first.endswith("both.png: position 5 compared with position 3")
-    assert facts[0].startswith("only in position 5: ")
-    assert "ply: 5 instead of 3" in facts
-
-
-@pytest.mark.parametrize("options", [[], ["--compare", 9]])
-def test_lines_below_the_board_fit_a_narrow_terminal(trmph_store: Path, options: list[object]) -> None:
-    shown = run_on_terminal("show", trmph_store, 5, *options, COLUMNS="40", TERM="xterm", NO_COLOR="1")
+def test_lines_below_the_board_fit_a_narrow_terminal(trmph_store: Path) -> None:
+    shown = run_on_terminal("show", trmph_store, 5, COLUMNS="40", TERM="xterm", NO_COLOR="1")
     shown = re.sub("\x1b\\[[0-9;]*m", "", shown)
     assert max(map(len, shown.splitlines())) <= 40
     assert "blue, top to bottom" in shown

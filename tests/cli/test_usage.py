@@ -143,7 +143,6 @@ WRONG: list[tuple[str, str]] = [
     ("show STORE", "no position or --game"),
     ("show STORE abc", "POSITION_ID cannot be used; found 'abc'; expected a whole number\n"),
     ("show STORE 1 --game 8", "not both"),
-    ("show '#3,b2a1c1 b' --compare 5", "the first position is not of a store"),
     ("load STORE --batch-size 1.5", "--batch-size cannot be used; found '1.5'; expected a whole number\n"),
     ("load STORE --cache a --no-cache", "--no-cache"),
     ("load STORE --fields bord", "Did you mean 'board'?\n"),

@@ -40,7 +40,7 @@ COMMANDS: Final = {
     "show": CommandLine(
         ("store",),
         (
-            *("hexdata.show:find", "hexdata.show:compare", "hexdata.show:draw_svg"),
+            *("hexdata.show:find", "hexdata.show:draw_svg"),
             *("hexdata.show:write_svg", "hexdata.show:write_png"),
         ),
     ),
@@ -58,7 +58,6 @@ _VALUES: Final = {
     "--board-size": "9",
     "--cache": "copies",
     "--cache-size": "3GB",
-    "--compare": "8",
     "--config": "live.toml",
     "--fields": "move",
     "--file": "query.sql",

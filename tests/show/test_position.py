@@ -1,4 +1,4 @@
-"""Positions, games and comparisons from arrays and moves: attributes, facts and drawings."""
+"""Positions and games from arrays and moves: attributes, facts and drawings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hexdata
-from hexdata.board import SYMMETRIES, format_moves, replay, transform_planes
+from hexdata.board import format_moves
 from hexdata.demo.games import make_game
 from hexdata.errors import ConfigError, FormatError
-from hexdata.show import Comparison, Game, Position, read_trmph
+from hexdata.show import Game, Position, read_trmph
 
 NS = "{http://www.w3.org/2000/svg}"
 BOARD = np.zeros((2, 3, 3), np.float32)
@@ -141,66 +141,3 @@ def test_a_missing_winner_is_that_of_the_chain():
         assert read_trmph(text).winner == winner
         assert read_trmph(f"#7,{format_moves(moves[:-1].tolist(), 7)}").winner is None
         assert read_trmph(f"{text} {'br'[1 - winner]}").winner == 1 - winner  # what is said is believed
-
-
-# --- comparisons ----------------------------------------------------------------------------------------
-
-
-def test_each_difference_is_a_fact():
-    first = Position.of_moves([0, 1, 2], 3, move=5, value=0.0, extra={"a": 1.0})
-    planes = np.array(first.planes)
-    planes[:, 0, 0] = 0, 1
-    planes[0, 0, 2], planes[1, 2, 2] = 0, 1
-    second = Position(planes, 0, value=0.25, visits=7, metadata="{}", extra={"b": 2.0})
-    expected = {"only in the first: blue c1", "only in the second: red c3", "red instead of blue: a1"}
-    expected |= {"player to move: blue instead of red", "move: none instead of c2"}
-    expected |= {"value: 0.25 instead of 0", "ply: none instead of 3", "last move: none instead of c1"}
-    expected |= {"visits: 7 instead of none", "a: none instead of 1", "b: 2 instead of none"}
-    comparison = Comparison(first, second)
-    assert sorted(comparison.facts()) == sorted({*expected, "the metadata differ"})
-    assert comparison.cells == [0, 2, 8]
-    root = ElementTree.fromstring(comparison.svg())
-    frames = [group for group in root.iter(NS + "g") if "data-frame" in group.attrib]
-    marks = [path.get("d", "") for path in root.iter(NS + "path") if path.get("data-mark") == "different"]
-    assert (len(frames), [mark.count("M") for mark in marks]) == (2, [3, 3])
-    assert comparison._repr_svg_() == comparison.svg()
-
-
-def test_equal_positions_have_no_differences():
-    position = Position.of_moves([0, 4], 3)
-    equal = Comparison(position, Position.of_moves([0, 4], 3))
-    assert equal.facts() == ["no differences"]
-    assert "data-mark" not in equal.svg()
-    other = Position.of_moves([0, 4], 3, move=5)
-    assert Comparison(position, other).facts() == ["all stones are equal", "move: c2 instead of none"]
-
-
-def test_the_largest_changes_of_policies_are_listed():
-    shares = [[0.3, 0.3, 0.2, 0.1, 0.1, 0, 0, 0, 0], [0.7, 0.0, 0.1, 0.1, 0.1, 0, 0, 0, 0]]
-    policies = np.array([*shares, [0.301, *shares[0][1:]]], np.float32)
-    first, second, nearly = (Position(np.zeros((2, 3, 3)), 0, policy=policy) for policy in policies)
-    none = Position(np.zeros((2, 3, 3)), 0)
-    for pair, expected in (
-        ((first, second), "policy: a1 70 instead of 30 %, b1 0 instead of 30 %, c1 10 instead of 20 %"),
-        ((first, nearly), "policy: a1 30.1 instead of 30 %"),
-        ((first, none), "only the first has a dense policy"),
-        ((none, first), "only the second has a dense policy"),
-    ):
-        assert Comparison(*pair).facts() == ["all stones are equal", expected]
-    assert Comparison(first, first).facts() == ["no differences"]
-
-
-def test_an_image_of_the_position_is_recognized():
-    planes = replay([0, 1, 7], 3)[-1]
-    for symmetry in SYMMETRIES[1:]:
-        image = Position(transform_planes(planes, symmetry).copy(), 0)
-        (fact,) = (f for f in Comparison(Position(planes, 1), image).facts() if "are equal after" in f)
-        assert ("rotation" in fact) == (symmetry == 1)
-        assert ("colours swapped" in fact) == (symmetry > 1)
-
-
-def test_the_text_has_parentheses_around_differing_cells():
-    text = Comparison(Position.of_moves([0], 3), Position.of_moves([3, 4, 5], 3)).text()
-    assert text.splitlines()[2:5] == [" 1 ╲(·)· · ╲ 1", "  2 ╲(●|○|●)╲ 2", "   3 ╲ · · · ╲ 3"]
-    assert "( ) different" in text
-    assert "only in ply 1: blue a1" in text
