@@ -37,6 +37,8 @@ _SCAN_ROWS: Final = 1 << 17
 _LARGEST_SHIFT: Final = 6
 _MAX_STEPS: Final = 4
 """Maximum number of games that begin within a group of rows, if the groups are not single rows."""
+_POLICIES: Final = 1 << 12
+"""Number of policies that are copied together, which limits the memory for their indices."""
 PACKED_PREFIX: Final = "packed."
 """Prefix of the arrays of packed positions."""
 _NEED_FILL: Final = frozenset(("fill", "move"))
@@ -56,7 +58,7 @@ def policy_arrays(
     """
     if not any(len(rows) for rows, _ in found):
         return {}
-    counts = np.zeros(positions, np.uint16)
+    counts = allocate((positions,), np.uint16)
     for rows, policies in found:
         # A policy of zeros has one entry, a cell with 0, because 0 entries mean that there is no policy.
         counts[rows] = 1 if policies is None else np.maximum(np.diff(policies.starts), 1)
@@ -71,8 +73,11 @@ def policy_arrays(
     while found:
         rows, policies = found.pop()
         assert policies is not None
-        own = NUMPY.ranges(starts[rows].astype(np.int64), np.diff(policies.starts))
-        cell[own], probability[own] = policies.cells, policies.probabilities
+        for first in range(0, len(rows), _POLICIES):
+            bounds = policies.starts[first : first + _POLICIES + 1]
+            own = NUMPY.ranges(starts[rows[first : first + _POLICIES]].astype(np.int64), np.diff(bounds))
+            part = slice(bounds[0], bounds[-1])
+            cell[own], probability[own] = policies.cells[part], policies.probabilities[part]
     return {"policy_start": starts, "policy_cell": cell, "policy_probability": probability}
 
 

@@ -93,14 +93,16 @@ class ShardRows:
             for name, array in self._arrays.items():
                 array[row : row + last - first] = block[name]
             if len(block.get("policy_row", ())):
-                policies = None
-                if "policy_cell" in block:
-                    # Copied, since views would keep all bytes that were read together.
-                    policies = members_to_policies({name: block[name].copy() for name in SPARSE_FIELDS})
+                policies = members_to_policies(block) if "policy_cell" in block else None
                 found.append((block["policy_row"].astype(np.int64) + row, policies))
             row += last - first
             block_start += size
-        self._policies += found  # last, since the blocks are only valid now; threads may add, too
+        # Last, since the blocks are only valid now. Copied, since views would keep all bytes of the shard;
+        # together, since malloc keeps the memory of many small copies.
+        if found:
+            parts = [policies for _, policies in found if policies is not None]
+            policies = SparsePolicies.join(parts) if parts else None
+            self._policies.append((np.concatenate([rows for rows, _ in found]), policies))
 
     def table(self) -> GameTable:
         """Return the rows, and free the memory that they took besides."""
@@ -154,26 +156,20 @@ def read_shard_table(
     numbers = [number for number, shard in enumerate(shards) if shard.name not in left_out]
     starts = np.cumsum([0, *(shards[number].positions for number in numbers)]).tolist()
     rows = ShardRows(reader, manifest.board_size, starts[-1])
-    # Missing files, before others are read.
-    faults: dict[str, HexdataError] = {
-        entry.name: fault for entry, fault in reader.find_faults() if entry.name not in left_out
-    }
-    if not faults:
-        # Each shard has rows of its own, so that threads need no lock.
-        tasks = [(n, 0, shards[n].positions, start) for n, start in zip(numbers, starts, strict=False)]
-        is_local = isinstance(source, ShardSource) and source.is_local
-        with closing(_local_calls(reader, rows, tasks) if is_local else _remote_calls(rows, tasks)) as calls:
-            # In the order of the shards, so that the error that is raised does not depend on the threads.
-            for number, call in zip(numbers, calls, strict=True):
-                try:
-                    call()
-                except (StoreError, FormatError) as error:
-                    if on_error == "raise":
-                        raise
-                    faults[shards[number].name] = error
-                progress.advance(shards[number].bytes)
-    if faults and on_error == "raise":
-        raise next(iter(faults.values()))
+    faults: dict[str, HexdataError] = {}
+    # Each shard has rows of its own, so that threads need no lock.
+    tasks = [(n, 0, shards[n].positions, start) for n, start in zip(numbers, starts, strict=False)]
+    is_local = isinstance(source, ShardSource) and source.is_local
+    with closing(_local_calls(reader, rows, tasks) if is_local else _remote_calls(rows, tasks)) as calls:
+        # In the order of the shards, so that the error that is raised does not depend on the threads.
+        for number, call in zip(numbers, calls, strict=True):
+            try:
+                call()
+            except (StoreError, FormatError) as error:
+                if on_error == "raise":
+                    raise
+                faults[shards[number].name] = error
+            progress.advance(shards[number].bytes)
     if faults:  # they leave gaps in the rows: the other shards are read again
         left_out = {**left_out, **faults}
         return read_shard_table(source, manifest, split, policies, on_error, progress, left_out)

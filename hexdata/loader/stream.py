@@ -92,7 +92,7 @@ class StreamEpoch:
         self._on_skip = on_skip
         self._found_readable_shard = False
         # Local folders are checked now, before training begins; other sources would need a request per shard.
-        faults = [fault for _, fault in self._reader.find_faults()]
+        faults = [*self._reader.find_faults()]
         if faults and on_skip is None:
             raise faults[0]
         if faults and len(faults) == len(sizes):

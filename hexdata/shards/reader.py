@@ -114,8 +114,8 @@ class BlockReader:
         self._source = source
         self._is_local = isinstance(source, CachedSource) or source.is_local
 
-    def find_faults(self) -> Iterator[tuple[ShardEntry, StoreError]]:
-        """Yield the shards that are missing or have another size, with their errors.
+    def find_faults(self) -> Iterator[StoreError]:
+        """Yield the errors of the shards that are missing or have another size.
 
         Only a local folder is checked. Faults of other sources are found when a shard is read.
         """
@@ -125,7 +125,7 @@ class BlockReader:
                     with self._source.open(entry.name, size=entry.bytes):
                         pass
                 except StoreError as error:
-                    yield entry, error
+                    yield error
 
     def read(self, shard: int, first: int = 0, stop: int | None = None) -> Generator[Block, None, None]:
         """Yield blocks [first, stop) of a shard, with sparse policies.
