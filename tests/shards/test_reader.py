@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 
 import numpy as np
@@ -43,10 +44,9 @@ def test_a_missing_or_truncated_shard_is_found_without_reading_it(make_shards):
     path = folder.path / "train-000002.tar"
     path.write_bytes(path.read_bytes()[:-512])
     (folder.path / "train-000000.tar").unlink()
-    (missing, no_file), (cut, shorter) = reader.find_faults()
-    assert (missing.name, cut.name) == ("train-000000.tar", "train-000002.tar")
-    assert "the shard is missing" in str(no_file)
-    assert "found 19968 bytes; expected 20480" in str(shorter)
+    missing, cut = map(str, reader.find_faults())
+    assert "train-000000.tar: the shard is missing" in missing
+    assert re.search(r"train-000002\.tar: .* found 19968 bytes; expected 20480", cut)
     assert list(reader_of(folder, piped=True).find_faults()) == []  # found only by reading
     for shard, fault in ((0, "missing"), (2, "truncated")):
         with pytest.raises(StoreError, match=rf"train-00000{shard}\.tar: the shard is {fault}"):
