@@ -167,11 +167,24 @@ def test_winners_beside_values_agree_with_them_or_are_noted(tmp_path: Path, name
         assert [row["winner"] for row in rows] == WINNER.tolist()
 
 
-def test_a_rejected_record_does_not_decide_the_board_size(tmp_path: Path) -> None:
-    for policy, value in ((np.ones(7), 1.0), (np.ones(9), 5.0)):
-        path = save(tmp_path / "a.pkl", [(np.zeros((2, 3, 3)), policy, value), *MOVER])
-        reader, found, rejected = read_source(path)
-        assert (reader.board_size, len(found), len(rejected)) == (N, len(MOVER), 1)
+BOARD, POLICY = np.zeros((2, 3, 3)), np.ones(9)
+BAD: list[tuple[str, Any]] = [
+    ("policy-shape", (BOARD, np.ones(7), 1.0)),
+    ("policy-values", (BOARD, [-1.0, *POLICY[1:]], 1.0)),
+    ("policy-values", (BOARD, [np.inf, *POLICY[1:]], 1.0)),
+    ("value-range", (BOARD, POLICY, 5.0)),
+    ("board-cells", (np.full((2, 3, 3), [[[1]], [[3]]]), POLICY, 1.0)),
+    ("board-cells", (np.append(BOARD, np.eye(3)[None], 0), POLICY, 1.0)),
+    ("board-overlap", (np.ones((2, 3, 3)), POLICY, 1.0)),
+    ("value-range", (np.zeros((2, N, N)), np.ones(N * N), 0.0)),  # no result, as the others are 1 and -1
+]
+
+
+def test_a_bad_record_is_rejected_and_does_not_decide_the_board_size(tmp_path: Path) -> None:
+    for reason, record in BAD:
+        reader, found, rejected = read_source(save(tmp_path / "a.pkl", [record, *MOVER]))
+        assert [(each.record, each.reason) for each in rejected] == [(0, reason)]
+        assert (reader.board_size, [row["record"] for row in found]) == (N, [*range(1, len(MOVER) + 1)])
 
 
 def refused(path: Path) -> str:
