@@ -124,7 +124,8 @@ OPCODES: dict[str, tuple[bytes, ...]] = {
         # What the two unpicklers of Python read differently: memo numbers, frames
         *(b"]q\x05X\x01\x00\x00\x00b\x94h\x06\x86", b"]\x94X\x01\x00\x00\x00bq\x06h\x06\x86"),
         b"\x95\x03\0\0\0\0\0\0\0\x8c\x14" + b"A" * 20,  # a frame that ends in a text
-        b"\x95\x02\0\0\0\0\0\0\0J\x07\0\0\0",  # in an integer
+        # In an integer, in the first frame and in the second
+        *(at + b"\x95\x02\0\0\0\0\0\0\0J\x07\0\0\0a" for at in (b"", b"\x95\x01\0\0\0\0\0\0\0]")),
         b"\x95\x1e\0\0\0\0\0\0\0N\x95\x02\0\0\0\0\0\0\0N0",  # a frame that begins in another
     ),
     "limit-array": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import struct
 import tracemalloc
 import zipfile
@@ -383,6 +384,8 @@ def test_the_rows_of_a_game_are_one_game_in_any_order_and_in_several_files(tmp_p
     save(tmp_path / "in" / "b.npz", arrays_of(rows[200:]), shuffled=True)
     result = convert_sources(tmp_path / "in", store, ConvertOptions(workers=1))
     assert (result.positions, result.rejected, result.games, result.flags) == (360, 0, 30, {})
+    headers = [json.loads(source["header"])["counts"] for source in table_of(store, "sources")]
+    assert sum(counts["side_positions"] for counts in headers) == 30
     games = {game["game_id"]: game for game in table_of(store, "games")}
     assert {game["positions"] for game in games.values()} == {12}
     for row, position in zip(rows, table_of(store, "positions"), strict=True):
