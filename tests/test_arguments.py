@@ -40,14 +40,17 @@ Call = Callable[..., Any]
 
 OPTIONS: list[tuple[Call, str, list[Any]]] = [
     (Loader, "batch_size world_size rank window cache_size", NO_INTEGERS),
+    (Loader, "split mode check dedup remainder on_error board final_policy planes", NO_CHOICES),
+    (Loader, "symmetry", NO_FLAGS),
+    (Loader, "seed", NO_SEEDS),
+    (Loader, "where weights", ["", " "]),
     (Loader, "cache_size", ["lots", "", "1 parsec", "-5GB", 0]),
     (PositionDataset, "cache_size", ["lots", None]),
     (ShuffleOptions, "seed", NO_SEEDS),
     (ShuffleOptions, "where balance_by stratify_by", NO_TEXTS),
     (ShuffleOptions, "dedup per_game_by assign", NO_CHOICES),
     (ConvertOptions, "max_reject_rate val test", ["0.1", True, None, NAN, -0.1, 1.1, [0.1]]),
-    (ConvertOptions, "salvage truncate_repeats", NO_FLAGS),
-    (ConvertOptions, "value_convention", NO_CHOICES),
+    (ConvertOptions, "value_convention variations format alphazero_convention", NO_CHOICES),
     (PicklesOptions, "order", NO_CHOICES),
     (PicklesOptions, "level", [0, 10]),
     (LiveLoader, "batch_size pool_size reservoir", [*NO_NUMBERS, 10**30]),
@@ -68,6 +71,7 @@ def test_a_wrong_option_is_refused(shards: Path, tmp_path: Path) -> None:
         integers = [name for name, hint in hints.items() if hint in (int, int | None) and name != "seed"]
         assert "memory" in integers
         cases.append((kind, " ".join(integers), [*NO_NUMBERS, 2.0, 10**30]))
+        cases.append((kind, " ".join(name for name, hint in hints.items() if hint is bool), NO_FLAGS))
     places = {Loader: (shards,), PositionDataset: (shards,), LiveLoader: (tmp_path,)}
     for function, names, values in cases:
         for name in names.split():

@@ -132,11 +132,9 @@ def read_game_table(
 
     Raises:
         StoreError: A file is missing or damaged, or contains an invalid value.
-        ConfigError: The split is unknown or has no positions.
+        ConfigError: The split has no positions.
         BudgetError: The table does not fit into the available memory.
     """
-    if split not in SPLITS:
-        raise ConfigError("unknown split", path=store.path, found=split, expected=", ".join(SPLITS))
     # Only a store without positions has no board size, which the arrays need.
     if store.manifest.board_size is None:
         raise ConfigError("the store has no positions; run `hexdata convert`", path=store.path)

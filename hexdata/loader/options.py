@@ -18,6 +18,7 @@ from hexdata.checks import as_int, as_tuple, check_choice, check_count, check_fi
 from hexdata.errors import ConfigError
 from hexdata.options import Dedup, RankedOptions, describe_options
 from hexdata.progress import SILENT, Progress
+from hexdata.schema import SPLITS
 from hexdata.shards.cache import CacheOptions
 from hexdata.storage import AnyPath
 
@@ -91,6 +92,7 @@ class SplitOptions(CacheOptions, BatchOptions):
         # Called by name: super() would stop at the first parent, which does not pass the call on.
         BatchOptions.__post_init__(self)
         CacheOptions.__post_init__(self)
+        check_choice("split", self.split, SPLITS)
         object.__setattr__(self, "seed", check_seed(self.seed))
         check_fields(self, {"newest": 1})
         if self.mode is not None:

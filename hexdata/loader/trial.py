@@ -11,13 +11,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from hexdata.checks import check_choice, check_fields
+from hexdata.checks import check_fields
 from hexdata.errors import VerifyError
 from hexdata.loader.loader import Loader
 from hexdata.loader.options import Mode, SplitOptions
 from hexdata.options import describe_options
 from hexdata.progress import SILENT, Progress
-from hexdata.schema import SPLITS
 from hexdata.storage import AnyPath
 
 _NEEDED: Final = ("value", "position_id")
@@ -45,7 +44,6 @@ class LoadOptions(SplitOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_fields(self, {"epochs": 1, "batch_size": 1})
-        check_choice("split", self.split, SPLITS)
 
 
 @dataclass(frozen=True)
