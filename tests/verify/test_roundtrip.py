@@ -167,6 +167,7 @@ def test_no_accepted_position_can_be_hidden(made: Made, copy_store: CopyStore, r
 
     changed.table(TUPLES, lambda rows: rows.take([*range(12), *range(13, len(rows))]))
     changed.cell(SOURCES, "positions", 3, 99)
+    changed.cell(SOURCES, "flags", 1, '{"truncated":1}')  # games of another source
     changed.table(REJECTED, hide)
     found = {source.name: source for source in check_round_trip(changed.path, [inputs])}
     assert not found["in/tuples.pkl.gz"].ok
