@@ -330,10 +330,13 @@ def test_wrong_moves_or_another_winner_of_a_game_are_found(trmph_store: Path, co
         assert failures(store.path).keys() == checks
 
 
-def test_a_store_passes_at_each_stage(trmph_store: Path, shuffled_store: Path, exported: Path) -> None:
+def test_a_store_passes_at_each_stage(
+    trmph_store: Path, shuffled_store: Path, whole_store: Path, exported: Path
+) -> None:
     for store, skipped in (
         (trmph_store, ["shuffle", "export"]),
         (shuffled_store, ["export"]),
+        (whole_store, []),  # no position has a policy of several cells
         (exported, []),
     ):
         before = {path: path.stat().st_mtime_ns for path in [store, *store.rglob("*")]}
