@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -115,6 +116,7 @@ def test_weights_of_a_mixture_are_numbers(shards: Path) -> None:
     for weights in (None, 3, "12", [None, 1], [1, "2"], [1, np.nan], [True, 1], [1, -1]):
         with pytest.raises(ConfigError, match="weights"):
             Mixture([loader, loader], weights, batch_size=8)  # type: ignore[arg-type]
+    json.dumps(Mixture([loader], np.ones(1, np.float32), batch_size=8).state_dict())
 
 
 @pytest.mark.parametrize("function", [read_game, read_position])
