@@ -20,14 +20,12 @@ import pyarrow as pa
 
 from hexdata.board import BLUE, MIN_SIZE, PASS, check_board_size, check_no_repeats, replay_packed, winner_of
 from hexdata.errors import FormatError, Reason
-from hexdata.formats.gunzip import GunzipFile, GunzipLimits
+from hexdata.formats.gunzip import GunzipFile, GunzipLimits, text_of
 from hexdata.formats.source import BATCH_ROWS, FilePart, FileReader, RawBatch, Rejection, raw_batch
 from hexdata.policy import SparsePolicies
 from hexdata.schema import END_REASONS, FULL_WEIGHT, SWAPS
 from hexdata.storage import AnyPath, storage_of
 
-_BUFFER: Final = 1 << 14
-"""Bytes of the read buffer."""
 _MAX_WHOLE: Final = 128 << 20
 """Maximum size of a text that is no lines, and is read as a whole: 100,000 games in SGF."""
 
@@ -211,15 +209,12 @@ class GameReader(FileReader):
         as much as reading its games."""
 
     @cached_property
-    def _stream(self) -> GunzipFile:
+    def _stream(self) -> Any:
+        """The file, without gzip."""
+        if self.content is not None:
+            return io.BytesIO(self.content)
         file = GunzipFile(storage_of(self.path).open(), self.limits, salvage=self._salvage)
         return self._opened.enter_context(file)
-
-    @cached_property
-    def _file(self) -> io.BufferedReader:
-        """The file as a text. Pickles of games are no text and use ``_stream`` itself."""
-        raw: Any = self._stream if self.content is None else io.BytesIO(self.content)
-        return io.BufferedReader(raw, _BUFFER)
 
     def _read_whole(self) -> bytes:
         """Return the text as a whole; if a damaged one is salvaged, the part before the damage.
@@ -229,7 +224,8 @@ class GameReader(FileReader):
         """
         data = bytearray()
         try:
-            while len(data) <= _MAX_WHOLE and (piece := self._file.read1()):
+            text = text_of(self._stream)
+            while len(data) <= _MAX_WHOLE and (piece := text.read1()):
                 data += piece
         except FormatError as error:
             self._stop_at(error)

@@ -10,7 +10,7 @@ import gzip
 import io
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,8 @@ from hexdata.errors import FormatError, Reason
 
 _INPUT: Final = 1 << 16
 """Compressed bytes that are read at a time."""
+_BUFFER: Final = 1 << 14
+"""Bytes of the read buffer of a text."""
 _OUTPUT: Final = 1 << 18
 """Maximum number of decompressed bytes of one step, which bounds the memory that a gzip bomb takes."""
 _SMALLER: Final = {_OUTPUT: 1 << 9, 1 << 9: 1}
@@ -66,7 +68,7 @@ class GunzipFile(io.RawIOBase):
     """A gzipped or plain file, open for reading. Gzip is detected from the first bytes.
 
     Consecutive gzip members are read as one stream, zero padding after the last one is ignored, and the
-    checksums are verified. ``io.BufferedReader`` reads a text with a byte order mark of UTF-16 as UTF-8.
+    checksums are verified.
 
     Args:
         raw: The file, open at its beginning. It is closed together with this object.
@@ -85,8 +87,6 @@ class GunzipFile(io.RawIOBase):
         self._step = _OUTPUT
         self._passed = 0  # bytes to pass over, which the first reader returned
         self._damage: FormatError | None = None
-        self._decoder: codecs.IncrementalDecoder | None = None  # of a text in UTF-16
-        self._text = b""  # text that did not fit into the last buffer
         self.offset = 0
 
     def readable(self) -> bool:
@@ -100,21 +100,7 @@ class GunzipFile(io.RawIOBase):
             FormatError: "truncated", "corrupt-gzip", "limit-size" or "limit-ratio".
             OSError: The file below cannot be read.
         """
-        view = memoryview(buffer).cast("B")
-        while not self._text:
-            count = self._read(view)
-            # Only at the beginning: the same bytes later in a text are no byte order mark.
-            if self.offset == count and is_utf16(bytes(view[: min(count, 2)])):
-                self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
-            if self._decoder is None:
-                return count
-            # A piece that is a part of a letter gives no text yet.
-            self._text = self._decoder.decode(view[:count], not count).encode()
-            if not count:
-                break
-        count = min(len(view), len(self._text))
-        view[:count], self._text = self._text[:count], self._text[count:]
-        return count
+        return self._read(memoryview(buffer).cast("B"))
 
     def _read(self, view: memoryview, count: int = 0) -> int:
         """Read decompressed bytes into a buffer, which has ``count`` of them, and return their number."""
@@ -158,11 +144,17 @@ class GunzipFile(io.RawIOBase):
         self._raw.close()
 
 
-class _WithLineFeeds(io.RawIOBase):
-    """A text whose lines end with carriage returns alone, with line feeds instead."""
+class _Converted(io.RawIOBase):
+    """A file whose pieces are converted.
 
-    def __init__(self, text: io.BufferedReader) -> None:
-        self._text = text
+    Args:
+        file: The file.
+        convert: Returns a piece as it is to be read. Called with an empty one at the end.
+    """
+
+    def __init__(self, file: io.BufferedReader, convert: Callable[[bytes], bytes]) -> None:
+        self._file, self._convert = file, convert
+        self._left = b""  # what did not fit into the last buffer
 
     def readable(self) -> bool:
         """Return True, as ``io.RawIOBase`` requires."""
@@ -170,25 +162,47 @@ class _WithLineFeeds(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read up to ``len(buffer)`` bytes into a writable buffer and return their number."""
-        piece = self._text.read1(len(buffer)).replace(b"\r", b"\n")
-        buffer[: len(piece)] = piece
-        return len(piece)
+        while not self._left:
+            piece = self._file.read1(_BUFFER)
+            self._left = self._convert(piece)  # nothing, if the piece is a part of a letter
+            if not piece:
+                break
+        count = min(len(buffer), len(self._left))
+        buffer[:count], self._left = self._left[:count], self._left[count:]
+        return count
 
 
-def read_lines(file: io.BufferedReader, most: int, stop: int = sys.maxsize) -> Iterator[tuple[bytes, int]]:
-    """Yield each line of a text, without a byte order mark, and its number of bytes in the text.
+def text_of(raw: Any) -> io.BufferedReader:
+    """Return a text in UTF-8 whose lines end with line feeds.
 
-    Lines end with a line feed. If there is none in the first bytes, a carriage return ends a line, too.
+    A text with a byte order mark of UTF-16 is decoded. If its first bytes have no line feed, each carriage
+    return is one. Other files are not changed.
 
     Args:
-        file: The text.
+        raw: The file, such as a ``GunzipFile``, of which nothing has been read.
+
+    Raises:
+        FormatError: As of ``GunzipFile.readinto``.
+    """
+    file = io.BufferedReader(raw, _BUFFER)
+    head = file.peek()
+    if is_utf16(head):
+        decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        return text_of(_Converted(file, lambda piece: decoder.decode(piece, not piece).encode()))
+    if b"\r" in head and b"\n" not in head and b"\0" not in head:
+        return io.BufferedReader(_Converted(file, lambda piece: piece.replace(b"\r", b"\n")), _BUFFER)
+    return file
+
+
+def read_lines(raw: Any, most: int, stop: int = sys.maxsize) -> Iterator[tuple[bytes, int]]:
+    """Yield each line of a text, without a byte order mark, and its number of bytes in the text.
+
+    Args:
+        raw: The text, as for :func:`text_of`.
         most: Number of bytes up to which lines are complete. Of a longer one, one byte more is held.
         stop: Offset at which the text ends.
     """
-    head = file.peek()
-    if b"\r" in head and b"\n" not in head:
-        file = io.BufferedReader(_WithLineFeeds(file))
-    at = 0
+    file, at = text_of(raw), 0
     while at < stop and (line := file.readline(min(stop - at, most + 1))):
         rest, begin = line, at
         at += len(line)

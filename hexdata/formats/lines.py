@@ -104,7 +104,7 @@ def games_of(text: bytes) -> bytes:
     """Return a text with the game alone in each line that has other text around it, but JSON as it is."""
     if _JSON.match(text):
         return text
-    lines = re.split("\r\n?|\n", text.decode(errors="surrogateescape"))
+    lines = text.decode(errors="surrogateescape").split("\n")
     return "\n".join(map(without_surroundings, lines)).encode(errors="surrogateescape")
 
 
@@ -151,7 +151,7 @@ class LineReader(GameReader):
         run, line_idx, at = RunHeader(), 0, 0
         start, stop = (self._part.start, self._part.stop) if self._part else (0, sys.maxsize)
         try:
-            for number, (line, size) in enumerate(read_lines(self._file, _MAX_LINE, stop), 1):
+            for number, (line, size) in enumerate(read_lines(self._stream, _MAX_LINE, stop), 1):
                 # The lines before a part are read, too: the numbers of lines and the last header need them.
                 is_before, at = at < start, at + size
                 # Of a longer line only the beginning is known, so it is a record even if that is blank.

@@ -81,7 +81,7 @@ class PlayHexReader(GameReader):
             raise FormatError("the winner has no winning chain", Reason.WINNER_VALUE, winner)
 
 
-_NEXT_LINE: Final = re.compile(rb"\}[ \t]*+[\r\n]\s*+\{")
+_NEXT_LINE: Final = re.compile(rb"\}[ \t\r]*+\n\s*+\{")
 """Between two objects of JSON lines. Within JSON, a comma would separate them."""
 _GAME: Final = rb'\{[^{}]{0,4000}"(?:boardsize|boardSize)"\s*:'
 """Beginning of a game. The size is one of its first keys."""

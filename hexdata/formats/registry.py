@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import io
 import re
 from collections.abc import Iterable, Iterator
 from fnmatch import translate
@@ -24,7 +25,7 @@ from hexdata.errors import ConfigError, FormatError
 from hexdata.formats import alphazero, katago, legacy, lines, playhex, sgf, trmph
 from hexdata.formats.checked import CheckedReader
 from hexdata.formats.games import GameReader
-from hexdata.formats.gunzip import GunzipFile, GunzipLimits, has_lines
+from hexdata.formats.gunzip import GunzipFile, GunzipLimits, has_lines, text_of
 from hexdata.formats.source import OWN_READER, FilePart, FileReader, SourceFormat
 from hexdata.storage import AnyPath, storage_of
 
@@ -151,7 +152,7 @@ def open_source(
         OSError: The file cannot be opened.
     """
     head, content = _head(path) if content is None else (content[:_HEAD_BYTES], content)
-    head = head.removeprefix(codecs.BOM_UTF8)
+    head = text_of(io.BytesIO(head)).read().removeprefix(codecs.BOM_UTF8)
     usable = (each for each in source_formats() if each.appendable or part is None)
     if format:
         found = next((each for each in usable if each.name == format), None)
@@ -227,10 +228,9 @@ def _is_binary(head: bytes) -> bool:
 def _first_match(formats: Iterable[SourceFormat], head: bytes, name: str) -> SourceFormat | None:
     """Return the first format that a file has, by its first bytes and its name."""
     shown = "" if _is_binary(head) else name.lower()
-    text = head if b"\n" in head else head.replace(b"\r", b"\n")  # lines as ``read_lines`` returns them
     for each in formats:
         try:
-            if each.matches(text if each in _TEXTS else head, shown if each.name in _OWN_NAMES else name):
+            if each.matches(head, shown if each.name in _OWN_NAMES else name):
                 return each
         except Exception as error:
             reason = f"the format {each.name!r} of an installed package failed to examine a file"

@@ -10,7 +10,6 @@ is missing, invalid or contradicts it is rejected.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import zlib
@@ -233,7 +232,7 @@ class SidecarReader(FileReader):
     def __init__(self, path: AnyPath, *, salvage: bool = False) -> None:
         super().__init__(path, salvage=salvage)
         file = GunzipFile(storage_of(path).open(), _LIMITS, salvage=salvage)
-        self._lines = enumerate(read_lines(io.BufferedReader(self._opened.enter_context(file)), _MAX_LINE), 1)
+        self._lines = enumerate(read_lines(self._opened.enter_context(file), _MAX_LINE), 1)
         # One record is read ahead: if it is of a later game, the record of the present one is missing.
         self._game, self._line, self._ahead = -1, 0, self._read_line()
 
