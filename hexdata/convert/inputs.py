@@ -22,7 +22,7 @@ from hexdata.formats import (
     known_patterns,
     open_source,
 )
-from hexdata.formats.gunzip import has_lines
+from hexdata.formats.gunzip import has_lines, has_returns
 from hexdata.formats.trmph import is_game_line, is_sidecar, sidecar_names
 from hexdata.json_models import read_metadata
 from hexdata.retry import is_transient
@@ -422,7 +422,7 @@ def _new_lines(source: Source, base: Source, store: Store) -> FilePart:
         is_longer = may_grow and has_lines(storage.read_range(0, 2))
         before = storage.read_range(max(base.bytes - _LAST_LINE, 0), base.bytes)
         # A line feed among the new bytes would make one line of all that end with carriage returns alone.
-        is_longer = is_longer and (b"\n" in before or b"\r" not in before[:-1])
+        is_longer = is_longer and not has_returns(before)
         # Records are appended to a sidecar as games are to its text.
         follows = base.sidecar.begins(source.beside) if base.sidecar else source.beside is None
         if not (is_longer and follows and digest_file(path, base.bytes)[1] == base.sha256):

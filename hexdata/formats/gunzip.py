@@ -59,6 +59,12 @@ def is_utf16(head: bytes) -> bool:
     return head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
 
 
+def has_returns(text: bytes) -> bool:
+    """Return whether carriage returns alone separate the lines of a text, or of its beginning or end."""
+    lines = text.rstrip()
+    return b"\r" in lines and b"\n" not in lines and b"\0" not in lines
+
+
 def has_lines(head: bytes) -> bool:
     """Return whether the bytes of a text are its lines, so that a part of it can be read alone."""
     return not (is_gzip(head) or is_utf16(head))
@@ -175,8 +181,8 @@ class _Converted(io.RawIOBase):
 def text_of(raw: Any) -> io.BufferedReader:
     """Return a text in UTF-8 whose lines end with line feeds.
 
-    A text with a byte order mark of UTF-16 is decoded. If its first bytes have no line feed, each carriage
-    return is one. Other files are not changed.
+    A text with a byte order mark of UTF-16 is decoded. If carriage returns alone separate its lines, they
+    become line feeds. Other files are not changed.
 
     Args:
         raw: The file, such as a ``GunzipFile``, of which nothing has been read.
@@ -189,7 +195,7 @@ def text_of(raw: Any) -> io.BufferedReader:
     if is_utf16(head):
         decoder = codecs.getincrementaldecoder("utf-16")("replace")
         return text_of(_Converted(file, lambda piece: decoder.decode(piece, not piece).encode()))
-    if b"\r" in head and b"\n" not in head and b"\0" not in head:
+    if has_returns(head):
         return io.BufferedReader(_Converted(file, lambda piece: piece.replace(b"\r", b"\n")), _BUFFER)
     return file
 
