@@ -245,12 +245,12 @@ def _is_column(header: ArrayHeader | str, other: ArrayHeader | str) -> bool:
     return header.dtype.kind in "biuf" and header.shape[:1] == other.shape[:1]
 
 
-def _column(value: Any) -> Sequence[Any]:
-    """Return the items of a list or an array of a pickle; none of another object."""
+def _column(value: Any) -> Sequence[Any] | None:
+    """Return the items of a list or an array of a pickle; None of another object."""
     if isinstance(value, PickledArray) and value.shape:
         # Without cells, any number of rows takes no bytes.
         return _plain(value, [0], _MAX_DEPTH) if value.payload else range(value.shape[0])
-    return value if isinstance(value, (list, tuple)) else ()
+    return value if isinstance(value, (list, tuple)) else None
 
 
 def _joined(columns: Mapping[str, Any], layout: str) -> list[Any]:
@@ -259,14 +259,14 @@ def _joined(columns: Mapping[str, Any], layout: str) -> list[Any]:
     Raises:
         FormatError: "unknown-layout" or "limit-items".
     """
-    counts = {name: len(column) for name, column in columns.items()}
-    first, *others = counts.values()
-    _check_count(max(counts.values()), layout)
-    if others[:2] != [first] * 2:
+    counts = [-1 if column is None else len(column) for column in columns.values()]
+    _check_count(max(counts), layout)
+    first = counts[0]
+    if first < 0 or counts[:3] != [first] * 3:
         raise _unknown(layout, "as many boards as policies and values")
-    rows = zip(*(column for column in columns.values() if len(column) == first), strict=True)
-    # Tuples of three are smaller.
-    return [*rows] if first not in others[2:] else [dict(zip(columns, row, strict=True)) for row in rows]
+    if counts[3:] == [first]:
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [*zip(*[*columns.values()][:3], strict=True)]
 
 
 def _check_count(count: int, layout: str) -> None:

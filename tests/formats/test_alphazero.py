@@ -270,6 +270,7 @@ def test_files_of_another_layout_are_refused_with_keys_and_shapes(tmp_path: Path
             ["'z': int", "formats.md"],
         ),
         (save(tmp_path / "f.pkl", {**arrays, "policies": []}), ["'policies': a list of 0"]),
+        (save(tmp_path / "g.pkl", {"boards": 1, "pi": np.ones(()), "z": 2.0}), ["'pi': an array <f8 ()"]),
         (save(tmp_path / "c.pkl", arrays), ["'boards': an array <f8 (4, 5, 5), 'values': a list of 2"]),
     ):
         message = refused(path)

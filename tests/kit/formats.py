@@ -321,7 +321,10 @@ def _alphazero(layout: str) -> Callable[[Damages, bytes], bytes]:
             boards, policies, values = map(np.array, zip(*examples, strict=True))
             np.savez_compressed(file, states=boards, policies=policies, values=values)
             return file.getvalue()
-        content = examples if layout == "list" else [collections.deque(examples, 1000)]
+        if layout == "dicts":
+            keys = ("state", "pi", "z")
+            examples = [dict(zip(keys, each, strict=False)) for each in examples]
+        content = [collections.deque(examples, 1000)] if layout == "deques" else examples
         return gzip.compress(pickle.dumps(content, 4), 1, mtime=0)
 
     return write
@@ -415,6 +418,7 @@ SOURCES: Final = {
     "selfplay": SourceKind("legacy", "a.pkl.gz", "games", _selfplay),
     "playhex": SourceKind("playhex", "playhex.json", "games", _playhex),
     "alphazero": SourceKind("alphazero", "a.pkl.gz", "positions", _alphazero("list"), sound=5),
+    "alphazero dicts": SourceKind("alphazero", "a.pkl", "positions", _alphazero("dicts"), sound=5),
     "alphazero deques": SourceKind(
         "alphazero", "a.pth.tar.examples", "positions", _alphazero("deques"), sound=5
     ),
