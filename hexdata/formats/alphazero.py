@@ -114,6 +114,7 @@ class _Records:
         first, second, empty = np.count_nonzero(planes, axis=(2, 3)).T
         # Of three planes, the first one may contain the empty cells: the players have equally many stones.
         is_shifted = (abs(first - second) > 1).any() and (abs(second - empty) <= 1).all()
+        is_shifted &= planes.any(axis=1).all()  # each board has a plane of empty cells
         self.planes = planes[:, 1:] if is_shifted else planes[:, :2]
         self.shares = (values - low) / (1 - low)
         # Winners are 1 and -1, or 1 and 0, or 1 and 2.
@@ -157,8 +158,7 @@ class AlphaZeroReader(FileReader):
     any number between them, such as that of a search. A winner beside a result must agree with it. Beside a
     search it is kept if chains show which player is 1. A record of another kind is rejected:
     "example-layout", "board-type", "board-shape", "board-cells", "board-overlap", "policy-type",
-    "policy-shape", "policy-values",
-    "value-type" or "value-range".
+    "policy-shape", "policy-values", "value-type" or "value-range".
 
     Args:
         path: The file, gzipped or plain.
@@ -407,7 +407,7 @@ def _plain(value: Any, left: list[int], depth: int) -> Any:
 
 
 def _planes(board: object) -> Array:
-    """Return the cells of both kinds and the empty ones of a board, (3, n, n) bool.
+    """Return the cells of both kinds, and the empty ones if they have a plane, of a board (3, n, n) bool.
 
     Raises:
         FormatError: The board is not valid.
@@ -426,11 +426,12 @@ def _planes(board: object) -> Array:
     if np.count_nonzero(stones) != np.count_nonzero(occupied):
         raise FormatError("a cell is in both planes", Reason.BOARD_OVERLAP)
     third = planes[2:]  # the player to move, or the empty cells, both of which the stones show
-    is_known = not len(third) or (third == third[0, 0, 0]).all() or (third == ~occupied).all()
+    has_empty = len(third) > 0 and bool((third == ~occupied).all())
+    is_known = has_empty or not len(third) or (third == third[0, 0, 0]).all()
     if not is_known or np.count_nonzero(planes[:2]) != np.count_nonzero(occupied):
         reason = "a cell is neither 1 nor 0, nor -1 or 2 on a board without planes"
         raise FormatError(reason, Reason.BOARD_CELLS)
-    return np.array([*stones, ~occupied])
+    return np.array([*stones, ~occupied & has_empty])
 
 
 def _policy(policy: object, n: int) -> Array:
