@@ -61,7 +61,7 @@ def is_utf16(head: bytes) -> bool:
 
 def has_returns(text: bytes) -> bool:
     """Return whether carriage returns alone separate the lines of a text, or of its beginning or end."""
-    lines = text.rstrip()
+    lines = text.rstrip() if b"\r" in text else b""
     return b"\r" in lines and b"\n" not in lines and b"\0" not in lines
 
 

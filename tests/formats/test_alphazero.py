@@ -123,11 +123,9 @@ WINNER = np.array([winner for _, _, winner in ROWS])
 
 def test_deques_and_arrays_are_read_as_one_list(tmp_path: Path) -> None:
     dicts = [dict(zip(("state", "pi", "z"), row, strict=True)) for row in MOVER]
-    for (rows, nest), protocol in product(((MOVER, deque), (dicts, deque), (MOVER, list)), (2, 4)):
-        halves = [nest(rows[:7]), nest([*map(list, (rows[7:9], rows[9:]))] if nest is list else rows[7:])]
-        halves[0] = [halves[0]] if nest is list else halves[0]
-        check(save(tmp_path / "checkpoint_0.pth.tar.examples", halves, protocol))
-    check(save(tmp_path / "a.pkl", deque(dicts, maxlen=100)))
+    halves, nested = [deque(MOVER[:7], maxlen=100), deque(MOVER[7:])], [[MOVER[:7], MOVER[7:9]], [MOVER[9:]]]
+    for content, protocol in product((halves, nested, [deque(dicts)], deque(dicts, maxlen=100)), (2, 4)):
+        check(save(tmp_path / "checkpoint_0.pth.tar.examples", content, protocol))
     for names in (("states", "policies", "winner"), ("x", "pi", "z"), ("Board", "probs", "value")):
         arrays: dict[str, Any] = dict(zip(names, COLUMNS, strict=True))
         np.savez_compressed(tmp_path / "a.npz", settings=np.array("x"), **arrays)
