@@ -30,9 +30,10 @@ def add_companions(sources: Sequence[Source]) -> None:
     """
     folders: dict[AnyPath, dict[int, list[str]]] = {}
     for source in sources:
-        facts, folder = source.facts, source.path.parent
+        facts = source.facts
         if not (facts.positions and is_legacy_format(facts.format)):
             continue
+        folder = source.path.parent
         # A folder is read once, and its first source gets the notes on its companions.
         if folder not in folders:
             folders[folder], source.notes = read_companions(folder)

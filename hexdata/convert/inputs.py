@@ -118,19 +118,15 @@ def find_sources(
                 reason = f"has the same name in the store as {found[name].path}; rename a folder"
                 raise InputError(reason, path=path)
         if len(others) == len(below):
-            reason = "no files to convert"
-            if isinstance(given, Path) and manifest_kind(given) == "store":
-                found_store = "a store of hexdata, which is converted already"
-                raise InputError(
-                    reason, path=given, found=found_store, expected="a folder of games or positions"
-                )
-            patterns = known_patterns()
-            plain = [each for each in patterns if not each.endswith(".gz")]
+            plain = [each for each in known_patterns() if not each.endswith(".gz")]
             expected = f"{', '.join(plain)} in the folder, most of them also with .gz"
-            hint = "Give files with other names by their own paths." if others else None
-            raise InputError(
-                reason, path=given, found=listed(sorted(others)) or None, expected=expected, hint=hint
-            )
+            names, hint = None, None
+            if isinstance(given, Path) and manifest_kind(given) == "store":
+                names = "a store of hexdata, which is converted already"
+                expected = "a folder of games or positions"
+            elif others:
+                names, hint = listed(sorted(others)), "Give files with other names by their own paths."
+            raise InputError("no files to convert", path=given, found=names, expected=expected, hint=hint)
     if unknown:
         reason = f"{count_of(len(unknown), 'file')} without a known format"
         raise InputError(reason, expected=expected_contents(), lines=lines_by_cause(unknown))

@@ -90,12 +90,6 @@ def groups_of(sources: Iterable[Source]) -> list[Group]:
     return groups
 
 
-def part_games(groups: Iterable[Group]) -> tuple[int, int]:
-    """Return the ``game_id`` of the first game of a part, and the number of games."""
-    owners = [group for group in groups if group.first.owns_games]
-    return (owners[0].first.first_game if owners else 0), sum(len(group.source_ids) for group in owners)
-
-
 def part_files(groups: Sequence[Group]) -> dict[str, int]:
     """Return the files of a part of the store, relative to the store, with their numbers of rows.
 
@@ -104,8 +98,8 @@ def part_files(groups: Sequence[Group]) -> dict[str, int]:
     """
     name = f"part-{groups[0].first.source_id:06d}.parquet"
     files = {f"positions/{name}": sum(group.positions for group in groups)}
-    if any(group.first.owns_games for group in groups):
-        files[f"games/{name}"] = part_games(groups)[1]
+    if owners := [group for group in groups if group.first.owns_games]:
+        files[f"games/{name}"] = sum(len(group.source_ids) for group in owners)
     return files
 
 
@@ -460,9 +454,12 @@ def _new_games(groups: Iterable[Group], progress: Progress) -> Iterator[pa.Recor
             yield pa.record_batch([found[name] for name in _COMPARED.names], _COMPARED)
 
 
-def duplicates_among(path: Path, first_game: int, games: int) -> pa.Table:
-    """Return the rows of the file of :func:`find_duplicates` for ``games`` games from ``first_game`` on."""
-    own = (pc.field("game_id") >= first_game) & (pc.field("game_id") < first_game + games)
+def duplicates_among(path: Path, groups: Iterable[Group]) -> pa.Table:
+    """Return the rows of the file of :func:`find_duplicates` for the games of a part."""
+    owners = [group for group in groups if group.first.owns_games]
+    first = owners[0].first.first_game if owners else 0
+    stop = first + sum(len(group.source_ids) for group in owners)
+    own = (pc.field("game_id") >= first) & (pc.field("game_id") < stop)
     return pq.read_table(path, filters=own, use_threads=False)
 
 

@@ -245,11 +245,9 @@ class ConvertRun:
         lost = total - sum(max(s.new_bytes, 1) for s in read)
         limit = self.options.max_reject_rate
         if max(rejected / max(records, 1), lost / max(total, 1)) > limit:
-            found = (
-                [f"{rejected:,} of {count_of(records, 'record')} ({rejected / records:.2%})"]
-                if rejected
-                else []
-            )
+            found = []
+            if rejected:
+                found += [f"{rejected:,} of {count_of(records, 'record')} ({rejected / records:.2%})"]
             if files := len(sources) - len(read):
                 found += [f"{files:,} of {count_of(len(sources), 'file')} ({lost / total:.2%} of the bytes)"]
             expected = f"at most {limit:.2%} of the records and of the bytes"
@@ -311,10 +309,7 @@ class ConvertRun:
         widened_rows = sum(old.files[name].rows for name in widened.values())
         seconds = (positions + widened_rows) * _SECONDS_PER_POSITION
         tasks = (
-            (
-                *(store.path, part, self.board_size, targets, options),
-                publish.duplicates_among(duplicates, *publish.part_games(part)),
-            )
+            (store.path, part, self.board_size, targets, options, publish.duplicates_among(duplicates, part))
             for part in todo
         )
         schemas = tuple(positions_schema(self.board_size or 0, columns) for columns in (old.targets, targets))
@@ -409,10 +404,11 @@ def _batches(files: Iterable[Source]) -> list[list[Source]]:
     batches: list[list[Source]] = []
     total = _BATCH_WEIGHT
     for file in files:
-        total += _weight(file)
+        weight = _weight(file)
+        total += weight
         if total > _BATCH_WEIGHT:
             batches.append([])
-            total = _weight(file)
+            total = weight
         batches[-1].append(file)
     return batches
 
