@@ -56,7 +56,7 @@ for name, call in {
     "report": lambda: write_report(store, out / "after.html"),
     "show": lambda: write_svg(out / "game.svg", drawing),
     "sql": lambda: query("SELECT * FROM positions", out / "a.parquet"),
-    "spill": lambda: query("SELECT max(i) FROM (SELECT i, hash(i) h FROM range(20_000_000) t(i) ORDER BY h)"),
+    "spill": lambda: query("SELECT max(i) FROM (SELECT i, hash(i) h FROM range(6_000_000) t(i) ORDER BY h)"),
     "demo": lambda: make_legacy(out / "demo", DemoOptions(games=80)),
     "round trip": lambda: check_round_trip(out / "of pickles", out / "pickles"),
     "convert": lambda: convert_sources([games], out / "store", ConvertOptions(workers=1)),

@@ -289,7 +289,7 @@ def nested(depth: int, each: int, kind: type = list) -> Any:
 
 
 EMPTY = (np.zeros((N, N)), np.ones(N * N), 1)
-WIDE: dict[str, Any] = dict.fromkeys(map(str, range(60_000))) | dict(zip(("s", "p", "v"), EMPTY, strict=True))
+WIDE: dict[str, Any] = dict.fromkeys(map(str, range(20_000))) | dict(zip(("s", "p", "v"), EMPTY, strict=True))
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "a call": lambda: b"\x80\x02](cos\nsystem\nX\x01\x00\x00\x00x\x85Re.",
     "tensors": lambda: b"\x80\x02](ctorch._utils\n_rebuild_tensor_v2\nX\x01\x00\x00\x00x\x85Re.",
@@ -298,7 +298,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "a list of one array": lambda: pickle.dumps([([np.zeros(1 << 20)] * 1000, *EMPTY[1:])]),
     "a value of many numbers": lambda: shared((*EMPTY[:2], np.zeros(20_000)), 1000),
     "wide tuples": lambda: pickle.dumps([(nested(4, 8, tuple), *EMPTY[1:])] * 20),
-    "a wide dict": lambda: shared(WIDE, 200_000),
+    "a wide dict": lambda: shared(WIDE, 60_000),
     "arrays without cells": lambda: pickle.dumps(
         dict.fromkeys(("boards", "pi", "z"), np.zeros((1 << 31, 0)))
     ),

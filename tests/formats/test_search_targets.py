@@ -244,7 +244,7 @@ BAD_RECORDS: dict[str, list[str]] = {
         changed(3, policy_target_source_codes="G" * M),
         *(changed(3, **change) for change in ({"game_index": True}, {"schema_version": 1})),
         changed(3, policy_targets_blob="!!"),
-        *map(blob, (ZEROS[:-2], bytes(1 << 28), ZEROS, b"\xff\x7f" * (M * N * N))),  # few, a bomb, zero, NaN
+        *map(blob, (ZEROS[:-2], bytes(1 << 25), ZEROS, b"\xff\x7f" * (M * N * N))),  # few, a bomb, zero, NaN
         *(
             SIDECAR.replace(lines_of(3), line)
             for line in ("{\n", "[" * 100_000 + "\n", "x" * (9 << 20) + "\n")

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -21,8 +22,9 @@ import pytest
 from hexdata.convert import convert_sources
 from hexdata.export import ExportOptions, export_shards
 from hexdata.shuffle import ShuffleOptions, shuffle_store
-from hexdata.temporary import temporary_folder
+from hexdata.temporary import remove_abandoned, temporary_folder
 from tests.conftest import DemoTrmph
+from tests.kit.command_line import hexdata_run
 from tests.pairs import FULL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are stopped with Linux's signals")
@@ -65,17 +67,18 @@ class Workplace:
     def __init__(self, folder: Path) -> None:
         self.folder, self.temporary, self.cache = folder, folder / "tmp", folder / "cache"
         self.errors = folder / "errors.txt"
+        own = {"TMPDIR": self.temporary, "HEXDATA_CACHE": self.cache, "MPLCONFIGDIR": self.cache}
+        self.own = {name: str(path) for name, path in own.items()}
         self.temporary.mkdir()
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start a command as the leader of a group of processes."""
-        own = {"TMPDIR": self.temporary, "HEXDATA_CACHE": self.cache, "MPLCONFIGDIR": self.cache}
         with self.errors.open("wb") as errors:
             process = subprocess.Popen(
                 [sys.executable, "-m", "hexdata", *arguments],
                 cwd=self.folder,
-                env=os.environ | {name: str(path) for name, path in own.items()},
+                env=os.environ | self.own,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 start_new_session=True,
@@ -114,8 +117,11 @@ class Workplace:
         assert self.left()
 
     def run_next(self) -> None:
-        """Run another command."""
-        assert self.start(["info", "store", "--json"]).wait(PATIENT) == 0
+        """Run another command, as the first of this process."""
+        remove_abandoned.cache_clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", None)
+            assert hexdata_run("info", self.folder / "store", "--json", **self.own).status == 0
 
 
 @pytest.fixture
