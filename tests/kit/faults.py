@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hexdata.extras import hide_pandas
+from tests.kit.command_line import hexdata_run
 from tests.simulation.disk import _LAZY, ERRORS, REACHED, Simulation, published, run_in
 from tests.simulation.replay import KINDS, Operation, read_tree, write_tree
 
@@ -66,6 +67,7 @@ def main() -> None:
     given = parser.parse_args()
     for module in _LAZY.split():  # once, not in each child
         import_module(f"hexdata.{module}")
+    hexdata_run("info", "--help")  # loads what all commands need
     hide_pandas()
     for run in runs(given.command, given.errors, given.folder, given.every):
         sys.stdout.write(json.dumps(run) + "\n")
