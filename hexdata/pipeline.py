@@ -122,20 +122,16 @@ class Config:
 
     def __post_init__(self) -> None:
         check_location("store", self.store)
-        for location in self.locations:  # before any stage runs
+        locations = [self.store, *(self.convert.inputs if self.convert else [])]
+        locations += self.verify.round_trip if self.verify else []
+        locations += [self.report.output] if self.report and self.report.output else []
+        for location in locations:  # before any stage runs
             as_path(location)
         if self.export and self.export.free_buckets and self.pickles and self.pickles.order == "shuffled":
             raise ConfigError(
                 "export.free_buckets removes the buckets from which [pickles] makes shuffled pickles: "
                 'set free_buckets = false, or order = "original" in [pickles]'
             )
-
-    @property
-    def locations(self) -> list[str]:
-        """All paths and addresses, starting with the store's."""
-        locations = [self.store, *(self.convert.inputs if self.convert else [])]
-        locations += self.verify.round_trip if self.verify else []
-        return locations + ([self.report.output] if self.report and self.report.output else [])
 
 
 _SECTIONS: Final[dict[str, type[Any]]] = {
@@ -328,9 +324,8 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
                     # If it fails, the store is not compared with its sources, of which most would differ for
                     # the same reason.
                     made.require()
-                    sources = (
-                        check_round_trip(store, section.round_trip, progress) if section.round_trip else []
-                    )
+                    inputs = section.round_trip
+                    sources = check_round_trip(store, inputs, progress) if inputs else []
                     # A source that is not among the inputs fails, too: the config claims to check all.
                     if failed := [f"{source.name}: {source.detail}" for source in sources if not source.ok]:
                         fault = f"{len(failed)} of {len(sources)} sources are not restored exactly"

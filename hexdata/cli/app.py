@@ -174,15 +174,13 @@ _ENTRY: Final = re.compile(
 
 def _declared(docstring: str) -> dict[str, dict[str, Any]]:
     """Return the parameters that a docstring declares, by name: the parts of ``_ENTRY`` and the heading."""
-    return {
-        entry["name"].removeprefix("--").replace("-", "_"): {
-            **entry.groupdict(),
-            "help": re.sub(r"\s+", " ", entry["help"]),
-            "group": section.partition(":\n")[0],
-        }
-        for section in _SECTION.split(docstring)[1:]
-        for entry in _ENTRY.finditer(section)
-    }
+    found = {}
+    for section in _SECTION.split(docstring)[1:]:
+        for entry in _ENTRY.finditer(section):
+            name, text = entry["name"].removeprefix("--"), re.sub(r"\s+", " ", entry["help"])
+            parts = {**entry.groupdict(), "help": text, "group": section.partition(":\n")[0]}
+            found[name.replace("-", "_")] = parts
+    return found
 
 
 def _declared_fields(kind: Any) -> dict[str, dict[str, Any]]:
@@ -209,7 +207,6 @@ def add_command(function: Callable[..., None]) -> None:
         kind = get_args(given.annotation)[1]
         declared = _declared_fields(kind) | declared
         signature = {**inspect.signature(kind, eval_str=True).parameters, **signature}
-    parameters = []
     for name, parameter in signature.items():
         entry, hint, default = declared[name], parameter.annotation, parameter.default
         if entry["metavar"] == "SIZE" and isinstance(default, int):  # of a dataclass; commands have text
@@ -219,9 +216,8 @@ def add_command(function: Callable[..., None]) -> None:
         while get_origin(type_) not in (None, Literal):
             type_ = get_args(type_)[0]
         choices = get_args(type_) if get_origin(type_) is Literal else ()
-        spelled = entry["name"]
-        is_option = spelled.startswith("--")
-        shown = spelled if is_option else entry["metavar"]
+        is_option = entry["name"].startswith("--")
+        shown = entry["name"] if is_option else entry["metavar"]
         facts: dict[str, Any] = {
             "metavar": "|".join(choices) or entry["metavar"] or {int: "N", str: "TEXT"}.get(type_),
             "help": entry["help"],
@@ -230,14 +226,14 @@ def add_command(function: Callable[..., None]) -> None:
             "show_default": default is not None,
         }
         if is_option:
-            names = filter(None, (spelled, entry["short"]))
+            names = filter(None, (entry["name"], entry["short"]))
             info: Any = typer.Option(*names, rich_help_panel=entry["group"], **facts)
         else:
             info = typer.Argument(**facts)
         # By name, since a field that has a default would be before an argument that has none.
-        by_name, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[hint, info]
-        parameters.append(parameter.replace(kind=by_name, default=default, annotation=annotation))
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        known = {"default": default, "annotation": Annotated[hint, info]}
+        signature[name] = parameter.replace(kind=parameter.KEYWORD_ONLY, **known)
+    function.__signature__ = inspect.Signature([*signature.values()])  # type: ignore[attr-defined]
     lines = [line.strip() for line in examples.splitlines()[1:] if line.strip()]
     # Typer creates the command from a class, so its examples are an attribute of a class of its own.
     kind_of_command = type(function.__name__, (Command,), {"examples": lines})

@@ -126,11 +126,10 @@ def _complete(facts: ReportFacts) -> tuple[Level, str, str]:
     wrong += [f"Number of {name}: {n:,}; expected: {known:,}." for name, n, known in compared if n != known]
     if wrong:
         return "bad", "No", " ".join(wrong)
-    if told:  # what this answer does not cover
-        told.append(
-            f"The contents of files are not compared: `{command_line('verify', facts.store)}` does that."
-        )
-    return ("good", "Yes", " ".join(told)) if told else ("note", "Empty", "No source has been converted.")
+    if not told:
+        return "note", "Empty", "No source has been converted."
+    beyond = f"The contents of files are not compared: `{command_line('verify', facts.store)}` does that."
+    return "good", "Yes", " ".join([*told, beyond])
 
 
 def _unusual(facts: ReportFacts) -> tuple[Level, str, str]:
