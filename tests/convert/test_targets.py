@@ -89,9 +89,11 @@ def test_a_second_run_adds_columns_to_all_parts(make, convert):
     assert list(columns_of(store, 1)) == ["extra.Alpha", "visits", "weight"]
     (note,) = store.notes("b.pkl.gz")
     assert "alpha (" in note
-    third = convert(make.write("c/c.pkl.gz", *make.dicts(make.games(1, start=9))))
-    assert list(columns_of(third, 2)) == ["extra.Alpha", "visits", "weight"]
-    assert Store.open(store.path).manifest.targets == ("extra.Alpha", "visits", "weight")
+    third = convert(make.write("c/c.pkl.gz", with_numbers(make, **{f"n{k:02}": k for k in range(40)})))
+    names = ["extra.Alpha", *(f"extra.n{k:02}" for k in range(31)), "visits", "weight"]
+    assert list(columns_of(third, 2)) == names  # at most 32 have the prefix
+    assert Store.open(store.path).manifest.targets == tuple(names)
+    assert "n31 (" in third.notes("c.pkl.gz")[0]
 
 
 # Readers with optional columns
