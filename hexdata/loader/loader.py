@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from html import escape
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, Self
@@ -107,21 +106,6 @@ class Loader(EpochLoader):
             f"Loader({str(self._location)!r}, split={options.split!r}, positions={self.positions:,}, "
             f"mode={options.mode!r}, seed={options.seed})"
         )
-
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: the store, and what an epoch delivers."""
-        options = self.options
-        facts = {
-            "store": self._location,
-            "split": options.split,
-            "positions": f"{self.positions:,}",
-            "batch size": options.batch_size,
-            "mode": options.mode,
-            "seed": options.seed,
-            "epoch": self.epoch,
-        }
-        rows = (f"<tr><th>{name}</th><td>{escape(str(fact))}</td></tr>" for name, fact in facts.items())
-        return f"<table><caption>Loader</caption>{''.join(rows)}</table>"
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state of a copy, which counts alone, without the open epoch."""

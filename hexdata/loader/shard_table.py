@@ -5,7 +5,7 @@ Shards are read from front to back, and compared with the manifest while they ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -21,7 +21,7 @@ from hexdata.loader.options import OnError
 from hexdata.loader.shared_arrays import allocate, require_memory
 from hexdata.policy import SparsePolicies
 from hexdata.progress import SILENT, Progress
-from hexdata.shards.blocks import SPARSE_FIELDS, Block, members_to_policies, slice_rows
+from hexdata.shards.blocks import SPARSE_FIELDS, members_to_policies, slice_rows
 from hexdata.shards.cache import AnySource
 from hexdata.shards.manifest import REPAIR_HINT, ShardManifest
 from hexdata.shards.reader import BlockReader
@@ -33,9 +33,6 @@ _DOWNLOADS: Final = 4
 Of local shards, each is read alone: threads that wait for each other's lock between many short operations
 took 4.2 s of CPU time for 650 MB in place of 2.3 s, and longer on two cores.
 """
-_Task = tuple[int, int, int, int]
-"""Arguments of :meth:`ShardRows.read`."""
-_Calls = Generator[Callable[[], None], None, None]
 
 SkippedShard = tuple[str, int, HexdataError]
 """Name of a shard that cannot be used, its number of positions, and its error."""
@@ -66,17 +63,8 @@ class ShardRows:
         self._policies: list[tuple[npt.NDArray[np.int64], SparsePolicies | None]] = []
         """Rows with policies, and the policies unless only the rows are needed, of each block."""
 
-    def read(
-        self, shard: int, start: int, stop: int, row: int, blocks: Iterator[Block] | None = None
-    ) -> None:
+    def read(self, shard: int, start: int, stop: int, row: int) -> None:
         """Read rows [start, stop) of a shard into the rows from ``row`` on.
-
-        Args:
-            shard: Index of the shard in its split.
-            start: First row.
-            stop: End of the rows.
-            row: Row of this object for the first one.
-            blocks: The blocks of the shard that contain the rows (default None: they are read).
 
         Raises:
             StoreError, FormatError: The shard differs from the manifest. The rows are then not valid.
@@ -85,18 +73,19 @@ class ShardRows:
         found: list[tuple[npt.NDArray[np.int64], SparsePolicies | None]] = []
         # Blocks are read whole; rows before `start` and after `stop` are cut off.
         block_start = start // size * size
-        for block in blocks or self._reader.read(shard, start // size, -(-stop // size)):
-            first, last = max(start - block_start, 0), min(stop - block_start, size)
-            # Only the first and the last block of a range are cut; cutting takes time for their policies.
-            if last - first < len(block["position_id"]):
-                block = slice_rows(block, first, last)
-            for name, array in self._arrays.items():
-                array[row : row + last - first] = block[name]
-            if len(block.get("policy_row", ())):
-                policies = members_to_policies(block) if "policy_cell" in block else None
-                found.append((block["policy_row"].astype(np.int64) + row, policies))
-            row += last - first
-            block_start += size
+        with closing(self._reader.read(shard, start // size, -(-stop // size))) as blocks:
+            for block in blocks:
+                first, last = max(start - block_start, 0), min(stop - block_start, size)
+                # Only the first and the last block of a range are cut; cutting takes time for their policies.
+                if last - first < len(block["position_id"]):
+                    block = slice_rows(block, first, last)
+                for name, array in self._arrays.items():
+                    array[row : row + last - first] = block[name]
+                if len(block.get("policy_row", ())):
+                    policies = members_to_policies(block) if "policy_cell" in block else None
+                    found.append((block["policy_row"].astype(np.int64) + row, policies))
+                row += last - first
+                block_start += size
         # Last, since the blocks are only valid now. Copied, since views would keep all bytes of the shard;
         # together, since malloc keeps the memory of many small copies.
         if found:
@@ -157,19 +146,25 @@ def read_shard_table(
     starts = np.cumsum([0, *(shards[number].positions for number in numbers)]).tolist()
     rows = ShardRows(reader, manifest.board_size, starts[-1])
     faults: dict[str, HexdataError] = {}
-    # Each shard has rows of its own, so that threads need no lock.
-    tasks = [(n, 0, shards[n].positions, start) for n, start in zip(numbers, starts, strict=False)]
     is_local = isinstance(source, ShardSource) and source.is_local
-    with closing(_local_calls(reader, rows, tasks) if is_local else _remote_calls(rows, tasks)) as calls:
+    threads = ThreadPoolExecutor(1 if is_local else _DOWNLOADS, "hexdata-shards")
+    try:
+        # Each shard has rows of its own, so that the threads need no lock.
+        futures = [
+            threads.submit(rows.read, number, 0, shards[number].positions, start)
+            for number, start in zip(numbers, starts, strict=False)
+        ]
         # In the order of the shards, so that the error that is raised does not depend on the threads.
-        for number, call in zip(numbers, calls, strict=True):
+        for number, future in zip(numbers, futures, strict=True):
             try:
-                call()
+                future.result()
             except (StoreError, FormatError) as error:
                 if on_error == "raise":
                     raise
                 faults[shards[number].name] = error
             progress.advance(shards[number].bytes)
+    finally:
+        threads.shutdown(cancel_futures=True)
     if faults:  # they leave gaps in the rows: the other shards are read again
         left_out = {**left_out, **faults}
         return read_shard_table(source, manifest, split, policies, on_error, progress, left_out)
@@ -178,23 +173,6 @@ def read_shard_table(
     return table, [
         (shard.name, shard.positions, left_out[shard.name]) for shard in shards if shard.name in left_out
     ]
-
-
-def _local_calls(reader: BlockReader, rows: ShardRows, tasks: Sequence[_Task]) -> _Calls:
-    """Yield functions that read shards into their rows, one after the other."""
-    with closing(reader.read_slices((number, 0, None) for number, *_ in tasks)) as slices:
-        for task, blocks in zip(tasks, slices, strict=True):
-            yield partial(rows.read, *task, blocks)
-
-
-def _remote_calls(rows: ShardRows, tasks: Sequence[_Task]) -> _Calls:
-    """Yield functions that wait until shards have been read into their rows, several at a time."""
-    threads = ThreadPoolExecutor(_DOWNLOADS, "hexdata-shards")
-    try:
-        for future in [threads.submit(rows.read, *task) for task in tasks]:
-            yield future.result
-    finally:
-        threads.shutdown(cancel_futures=True)
 
 
 def _read_again(*given: Any) -> GameTable:

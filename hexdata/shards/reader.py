@@ -9,12 +9,11 @@ from __future__ import annotations
 import bisect
 import hashlib
 import itertools
-import operator
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
-from typing import Final, NamedTuple
+from typing import Final
 
-from hexdata.errors import ConfigError, FormatError, StoreError
+from hexdata.errors import ConfigError, StoreError
 from hexdata.json_models import MAX_JSON_BYTES
 from hexdata.pool import read_ahead
 from hexdata.schema import is_target
@@ -23,26 +22,12 @@ from hexdata.shards.blocks import POLICY_FIELDS, SPARSE_FIELDS, Block, block_fie
 from hexdata.shards.cache import AnySource, CachedSource
 from hexdata.shards.format import MAX_BLOCK_BYTES, parse_blocks
 from hexdata.shards.manifest import MANIFEST_NAME, REPAIR_HINT, ShardEntry, ShardManifest, broken_shard
-from hexdata.shards.sources import ShardSource
+from hexdata.shards.sources import ByteStream, ShardSource
 
 _DIFFERS: Final = "the shard does not match the manifest"
-_PIECE_BYTES: Final = 4 << 20
-"""Bytes of a local shard that are read at once. Threads that wait for each other after each block took 1.25
-times the CPU time."""
-
-
-class _Piece(NamedTuple):
-    """Consecutive blocks of a shard."""
-
-    shard: int
-    number: int
-    """Index of the first block in the shard."""
-    parts: list[memoryview]
-    """The bytes of each block."""
-    digests: list[str]
-    """Their SHA-256."""
-    error: StoreError | FormatError | None = None
-    """Why the next blocks cannot be read."""
+_PIECE_BYTES: Final = 2 << 20
+"""Bytes of a local shard that are read and hashed at once. Threads that wait for each other after each block
+took 1.2 times the CPU time."""
 
 
 def load_manifest(source: ShardSource) -> ShardManifest:
@@ -112,20 +97,6 @@ class BlockReader:
         self.specs = {name: manifest.fields[name] for name in sorted(names)}
         self.manifest = manifest
         self._source = source
-        self._is_local = isinstance(source, CachedSource) or source.is_local
-
-    def find_faults(self) -> Iterator[StoreError]:
-        """Yield the errors of the shards that are missing or have another size.
-
-        Only a local folder is checked. Faults of other sources are found when a shard is read.
-        """
-        if isinstance(self._source, ShardSource) and self._source.is_local:
-            for entry in self.shards:
-                try:
-                    with self._source.open(entry.name, size=entry.bytes):
-                        pass
-                except StoreError as error:
-                    yield error
 
     def read(self, shard: int, first: int = 0, stop: int | None = None) -> Generator[Block, None, None]:
         """Yield blocks [first, stop) of a shard, with sparse policies.
@@ -139,77 +110,50 @@ class BlockReader:
             StoreError: The shard is missing, has another size, or cannot be read.
             FormatError: Its content does not match the manifest; names the shard and the member.
         """
-        with closing(self.read_slices([(shard, first, stop)])) as slices:
-            yield from next(slices)
+        entry = self.shards[shard]
+        stop = len(entry.blocks) if stop is None else stop
+        address = self._source.address(entry.name)
+        # The last block is followed by the end of the archive, which is read with it.
+        starts = [*(offset for offset, _ in entry.blocks), entry.bytes]
+        # Without an end the source is read to its own, so that bytes after the listed ones are found.
+        until = None if stop == len(entry.blocks) else starts[stop]
 
-    def read_slices(
-        self, slices: Iterable[tuple[int, int, int | None]]
-    ) -> Generator[Iterator[Block], None, None]:
-        """Yield an iterator over blocks for each shard, first and last block: the arguments of :meth:`read`.
+        # After Ctrl-C, a thread would wait for a source that is not on this machine.
+        is_local = isinstance(self._source, CachedSource) or self._source.is_local
 
-        An iterator raises the errors of its shard, and the next one can be used then.
+        def read(stream: ByteStream) -> Generator[list[tuple[memoryview, str]], None, None]:
+            number = first
+            while number < stop:
+                # As many blocks as fit, but one at least.
+                limit = starts[number] + (_PIECE_BYTES if is_local else 0)
+                after = bisect.bisect_right(starts, limit, number + 2, stop + 1) - 1
+                bounds = [start - starts[number] for start in starts[number : after + 1]]
+                # Before it is read: a source may send any number of bytes.
+                if bounds[-1] > MAX_BLOCK_BYTES:
+                    found, expected = f"{bounds[-1]:,} bytes", f"at most {MAX_BLOCK_BYTES:,}"
+                    raise broken_shard(_DIFFERS, address, f"block {number}", found, expected)
+                data = memoryview(stream.read(bounds[-1]))
+                if len(data) < bounds[-1]:
+                    stream.finish()  # raises a more precise error if the source failed
+                    record, found = "end of the shard", f"{starts[number] + len(data)} bytes"
+                    raise broken_shard(_DIFFERS, address, record, found, entry.bytes)
+                parts = [data[start:end] for start, end in itertools.pairwise(bounds)]
+                yield [(part, hashlib.sha256(part).hexdigest()) for part in parts]
+                number = after
+            if until is None:
+                stream.finish()
 
-        Args:
-            slices: The arguments, of different shards.
-        """
-        pieces = self._read_pieces(slices)
-        # Reading and hashing takes as long as parsing, and does not need Python's lock. Only of a file of
-        # this machine: after Ctrl-C, the thread would wait for a slow source.
-        if self._is_local:
-            pieces = read_ahead(pieces)
-        with closing(pieces):
-            for _, own in itertools.groupby(pieces, key=operator.attrgetter("shard")):
-                yield self._blocks(own)
-
-    def _read_pieces(self, slices: Iterable[tuple[int, int, int | None]]) -> Generator[_Piece, None, None]:
-        """Yield the bytes and digests of the blocks of slices, and the error of each that cannot be read."""
-        for shard, first, end in slices:
-            entry, address = self.shards[shard], self._source.address(self.shards[shard].name)
-            stop = len(entry.blocks) if end is None else end
-            # The last block is followed by the end of the archive, which is read with it.
-            starts = [*(offset for offset, _ in entry.blocks), entry.bytes]
-            # Without an end the source is read to its own, so that bytes after the listed ones are found.
-            until = None if stop == len(entry.blocks) else starts[stop]
-            try:
-                with self._source.open(entry.name, starts[first], until, size=entry.bytes) as stream:
-                    while first < stop:
-                        at = starts[first]
-                        # As many blocks as fit, but one at least.
-                        limit = at + (_PIECE_BYTES if self._is_local else 0)
-                        last = bisect.bisect_right(starts, limit, first + 2, stop + 1) - 1
-                        size = starts[last] - at
-                        # Before it is read: a source may send any number of bytes.
-                        if size > MAX_BLOCK_BYTES:
-                            found, expected = f"{size:,} bytes", f"at most {MAX_BLOCK_BYTES:,}"
-                            raise broken_shard(_DIFFERS, address, f"block {first}", found, expected)
-                        data = memoryview(stream.read(size))
-                        if len(data) < size:
-                            stream.finish()  # raises a more precise error if the source failed
-                            record, found = "end of the shard", f"{at + len(data)} bytes"
-                            raise broken_shard(_DIFFERS, address, record, found, entry.bytes)
-                        bounds = itertools.pairwise(starts[first : last + 1])
-                        parts = [data[start - at : after - at] for start, after in bounds]
-                        digests = [hashlib.sha256(part).hexdigest() for part in parts]
-                        yield _Piece(shard, first, parts, digests)
-                        first = last
-                    if until is None:
-                        stream.finish()
-            except (StoreError, FormatError) as error:
-                yield _Piece(shard, first, [], [], error)
-
-    def _blocks(self, pieces: Iterator[_Piece]) -> Iterator[Block]:
-        """Yield the needed arrays of the blocks of a shard, as views of their bytes, after checking them."""
-        for shard, first, parts, digests, error in pieces:
-            if error:
-                raise error
-            entry, address = self.shards[shard], self._source.address(self.shards[shard].name)
-            for number, (part, digest) in enumerate(zip(parts, digests, strict=True), start=first):
-                # The digest is compared last, since the other errors name the byte.
-                block = self._parse(part, number, entry, address)
-                if digest != (expected := entry.blocks[number][1]):
-                    record = f"SHA-256 of block {number}"
-                    raise broken_shard(_DIFFERS, address, record, digest, expected)
-                yield block
+        with self._source.open(entry.name, starts[first], until, size=entry.bytes) as stream:
+            # Reading and hashing takes as long as parsing, and does not need Python's lock.
+            pieces = read_ahead(read(stream)) if is_local else read(stream)
+            with closing(pieces):
+                for number, (part, digest) in enumerate(itertools.chain.from_iterable(pieces), start=first):
+                    # First, since its errors name the byte.
+                    block = self._parse(part, number, entry, address)
+                    if digest != (expected := entry.blocks[number][1]):
+                        record = f"SHA-256 of block {number}"
+                        raise broken_shard(_DIFFERS, address, record, digest, expected)
+                    yield block
 
     def _parse(self, rest: memoryview, number: int, entry: ShardEntry, address: str) -> Block:
         """Return the needed arrays of a block, as views of its bytes, after checking them.

@@ -6,7 +6,6 @@ import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from html import escape
 from itertools import chain, islice, zip_longest
 from multiprocessing import get_all_start_methods
 from types import EllipsisType
@@ -37,11 +36,6 @@ class TensorLoader(RankedLoader[_Source], ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.loader!r})"
-
-    def _repr_html_(self) -> str:
-        """Return the table of its loader, for notebooks."""
-        shown = getattr(self.loader, "_repr_html_", lambda: escape(repr(self.loader)))()
-        return f"{type(self).__name__} of {shown}"
 
     @abstractmethod
     def _deliveries(self) -> Iterator[Delivery]:
