@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from hexdata.cli.app import AnyPath, Size, command, options_of, using_engine
 from hexdata.errors import ConfigError
+from hexdata.text import count_of
 from hexdata.units import format_bytes
 
 
@@ -65,10 +66,10 @@ def export(
     if result.already_done:
         output.note(f"the store already has these {'pickles' if is_pickle else 'shards'}")
     if isinstance(result, PicklesResult):
-        files = f"{result.files:,} files, {result.order} order, {format_bytes(result.bytes)}"
-        output.line(f"{result.positions:,} positions in {files}")
+        files = f"{count_of(result.files, 'file')}, {result.order} order, {format_bytes(result.bytes)}"
+        output.line(f"{count_of(result.positions, 'position')} in {files}")
         return
     output.splits(result.splits, "shards", result.shards)
     output.line(f"{result.positions:,} positions, {format_bytes(result.bytes)}, digest {result.digest[:16]}")
     if result.buckets_removed:
-        output.line(f"removed {result.buckets_removed:,} buckets of the shuffle")
+        output.line(f"removed {count_of(result.buckets_removed, 'bucket')} of the shuffle")

@@ -110,7 +110,7 @@ def _means(means: Means) -> list[str]:
 
 
 def _plan_rows(plan: ShufflePlan) -> list[tuple[str, str]]:
-    work = f"{sum(plan.buckets.values()):,} buckets"
+    work = count_of(sum(plan.buckets.values()), "bucket")
     if plan.already_done:
         work = "none: the store already contains this shuffle"
     elif plan.buckets_done:

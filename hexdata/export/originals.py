@@ -136,23 +136,11 @@ class Original:
         path, row = self.rows.files[0][0], self.rows.start
         # The weights are read only to remove the policies that they mask.
         has_masks = self.has_weights and not masked
-        for batch in self._read(positions_schema(self.board_size, ["policy_weight"] if has_masks else ())):
+        schema = positions_schema(self.board_size, ["policy_weight"] if has_masks else ())
+        for batch in _read(self.rows, self.content, schema):
             check_positions(batch, path, row, len(self.all_games))
             row += batch.num_rows
             yield with_file_idx(self._raw(without_masked_policies(batch)), self.source_id)
-
-    def _read(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the stored positions of the source; the row group of many small sources is read once."""
-        # Parquet can be read by row groups only, and a group has the rows of many small sources.
-        rows, (_, count) = self.rows, self.rows.files[0]
-        first = rows.start - rows.start % ROW_GROUP_ROWS
-        stop = min(first + ROW_GROUP_ROWS, count)
-        if len(rows) <= _FEW_ROWS and rows.stop <= stop:
-            group = _row_group(ParquetRows(rows.files[:1], first, stop), self.content, schema)
-            if group is not None:
-                yield from group.slice(rows.start - first, len(rows)).to_batches()
-                return
-        yield from read_rows(rows, schema)
 
     def _raw(self, stored: pa.RecordBatch) -> pa.RecordBatch:
         value = stored.column("value").to_numpy().astype(np.float64)
@@ -161,7 +149,7 @@ class Original:
         bounds = pc.min_max(game).as_py()
         first, last = bounds["min"] or 0, -1 if bounds["max"] is None else bounds["max"]
         schema = pa.schema([games_schema().field(name) for name in ("file_idx", "line_idx")])
-        ids = pa.Table.from_batches(read_rows(self.all_games.part(first, last + 1), schema), schema)
+        ids = pa.Table.from_batches(_read(self.all_games.part(first, last + 1), self.content, schema), schema)
         legacy = ids.combine_chunks().take(pc.subtract(game, first))
         columns = {
             # Back to the convention of the source; without values there is none, and nothing to convert.
@@ -193,7 +181,19 @@ _MAX_KEPT: Final = 32 << 20
 """Maximum bytes of a row group that is kept; with usual metadata, it has 12 MB."""
 
 
-@lru_cache(maxsize=1)
+def _read(rows: ParquetRows, content: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield rows of a table; a row group that has the rows of many small sources is read once for all."""
+    # Parquet can be read by row groups only.
+    first = rows.start - rows.start % ROW_GROUP_ROWS
+    if len(rows) <= _FEW_ROWS and len(rows.files) == 1:
+        stop = min(first + ROW_GROUP_ROWS, rows.files[0][1])
+        if rows.stop <= stop and (group := _row_group(ParquetRows(rows.files, first, stop), content, schema)):
+            yield from group.slice(rows.start - first, len(rows)).to_batches()
+            return
+    yield from read_rows(rows, schema)
+
+
+@lru_cache(maxsize=2)  # positions and games
 def _row_group(
     rows: ParquetRows,
     content: str,  # noqa: ARG001 - another store at the same path is read again

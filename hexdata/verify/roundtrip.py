@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -157,8 +156,8 @@ def _check(store: Store, source: Original, path: AnyPath) -> RoundTrip:
         return RoundTrip(source.name, True, "contains no games, like the original")
     detail = f"{source.positions:,} examples equal the original"
     try:
-        with temporary_folder("written") as scratch, _open_original(path, source) as original:
-            _compare_source(store, source, original, scratch / "written.pkl.gz")
+        with _open_original(path, source) as original:
+            _compare_source(store, source, original)
     except BudgetError:
         raise  # a full disk does not concern the source
     except HexdataError as error:
@@ -199,7 +198,7 @@ def _open_original(path: AnyPath, source: Original) -> SourceReader:
     return reader
 
 
-def _compare_source(store: Store, source: Original, original: SourceReader, written: Path) -> None:
+def _compare_source(store: Store, source: Original, original: SourceReader) -> None:
     """Compare the original file of a source with a pickle written of it, or games with their positions.
 
     Raises:
@@ -218,18 +217,20 @@ def _compare_source(store: Store, source: Original, original: SourceReader, writ
         stored = map(_comparable, source.batches())
         done = _compare_positions(map(_comparable, accepted), stored)
     else:
-        with add_path_to_error(written), written.open("wb") as file:
-            write_legacy(
-                file,
-                source.batches(masked=True),
-                board_size=source.board_size or 0,
-                dialect=source.dialect,
-                header=source.header,
-                level=_FAST,
-            )
-        with open_source(written) as returned:
-            done = _compare_positions(accepted, _accepted(returned, source, {}))
-            _compare_headers(original.header, returned.header)
+        with temporary_folder("written") as scratch:
+            written = scratch / "written.pkl.gz"
+            with add_path_to_error(written), written.open("wb") as file:
+                write_legacy(
+                    file,
+                    source.batches(masked=True),
+                    board_size=source.board_size or 0,
+                    dialect=source.dialect,
+                    header=source.header,
+                    level=_FAST,
+                )
+            with open_source(written) as returned:
+                done = _compare_positions(accepted, _accepted(returned, source, {}))
+                _compare_headers(original.header, returned.header)
     if done != source.positions:
         reason = "the file has another number of examples than the store"
         raise VerifyError(reason, found=f"{source.positions:,}", expected=f"{done:,}")

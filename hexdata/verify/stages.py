@@ -40,6 +40,7 @@ from hexdata.store.parquet import open_parquet, read_rows, regroup
 from hexdata.store.session import DuckDBPyConnection, duckdb_session, read_parquet_sql
 from hexdata.system import default_workers
 from hexdata.temporary import temporary_folder
+from hexdata.text import count_of
 from hexdata.verify.tables import VerifyOptions, require_none
 
 _Digest = tuple[int, int, int, int]
@@ -198,7 +199,7 @@ def check_order(store: Store) -> str:
                 if int(keys[0]) <= last or (keys[1:] <= keys[:-1]).any():
                     raise VerifyError("the rows of the bucket are not sorted by key", path=path)
                 last = int(keys[-1])
-    return f"the rows of {len(buckets):,} buckets are sorted by key"
+    return f"the rows of {count_of(len(buckets), 'bucket')} are sorted by key"
 
 
 def check_quality(quality: Quality | None) -> str:
