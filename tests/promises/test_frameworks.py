@@ -74,9 +74,10 @@ def run_python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize(
     ("page", "script"), SCRIPTS, ids=lambda each: each.stem if isinstance(each, Path) else str(each.line)
 )
-def test_the_script_runs(page: Path, script: Block, demo: Path, tmp_path: Path) -> None:
+def test_the_script_runs(page: Path, script: Block, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     if missing := [name for name in libraries_of(script) if not find_spec(name)]:
         pytest.skip(f"needs {', '.join(missing)}")
+    demo = request.getfixturevalue("demo")  # made only if a script runs
     shutil.copytree(demo, tmp_path, dirs_exist_ok=True)
     provided = packages_distributions()  # tensorflow-cpu also provides tensorflow
     packages = [name for each in packages_for(page, script) for name in provided.get(each, [each])]
@@ -98,10 +99,10 @@ RANKED = {"lightning": "pytorch_lightning", "accelerate": "accelerate", "ddp": "
 
 
 @pytest.fixture(scope="module")
-def ranked(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what each framework delivers on each of two ranks, from ``two_ranks.py``."""
     pytest.importorskip("torch")
-    folder = shutil.copytree(demo, tmp_path_factory.mktemp("ranks") / "run")
+    folder = shutil.copytree(request.getfixturevalue("demo"), tmp_path_factory.mktemp("ranks") / "run")
     blocks = [*(script for _, script in SCRIPTS), *blocks_of(ROOT / "docs/torch.md")]
     for name, sign in zip(RANKED, ("lightning.Trainer", "Accelerator(", "DistributedData"), strict=True):
         text = next(block.text for block in blocks if sign in block.text)
