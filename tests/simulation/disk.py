@@ -2,7 +2,7 @@
 
     python tests/simulation/disk.py convert --at 57 --fault torn --seed 3
     python tests/simulation/disk.py convert shuffle
-    python tests/simulation/disk.py all --every 20
+    python tests/simulation/disk.py all --every 23 --first 9
 
 A proof for before a release, not a test of the suite. The first line is one case: a command, an operation,
 a fault and a seed. Without ``--at``, all operations are taken in turn, without ``--fault`` all faults.
@@ -392,7 +392,7 @@ def _run_command(name: str, options: argparse.Namespace) -> int:
         _simulation = Simulation(name, folder)
         seeds = range(SEEDS) if options.seed is None else [options.seed]
         cases = list(_simulation.cases(options.fault or FAULTS, seeds))
-        cases = [case for case in cases if options.at in (None, case.at)][:: options.every]
+        cases = [case for case in cases if options.at in (None, case.at)][options.first :: options.every]
         chunks = [cases[start : start + _CHUNK] for start in range(0, len(cases), _CHUNK)]
         with get_context("fork").Pool(len(os.sched_getaffinity(0))) as pool:
             for answer in pool.imap_unordered(_check_chunk, chunks):
@@ -425,6 +425,7 @@ def main() -> None:
     parser.add_argument("--fault", choices=FAULTS, action="append", help="default: each")
     parser.add_argument("--seed", type=int, help="seed of torn and disordered; default: 0 and 1")
     parser.add_argument("--every", type=int, default=1, help="try every k-th case only")
+    parser.add_argument("--first", type=int, default=0, help="number of the first case of each command")
     options = parser.parse_args(namespace=argparse.Namespace(folder=memory / f"hexdata-disk-{os.getuid()}"))
     if not hasattr(ctypes.CDLL(None), "disk_start"):  # start again with the shim
         shim = build_shim(options.folder)
