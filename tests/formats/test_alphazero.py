@@ -170,7 +170,7 @@ BAD: list[tuple[str, Any]] = [
     ("policy-shape", (BOARD, np.ones(7), 1.0)),
     ("policy-values", (BOARD, [-1.0, *POLICY[1:]], 1.0)),
     ("policy-values", (BOARD, [np.inf, *POLICY[1:]], 1.0)),
-    ("value-range", (BOARD, POLICY, 5.0)),
+    *(("value-range", (BOARD, POLICY, value)) for value in (5.0, 0.5)),
     ("board-cells", (np.full((2, 3, 3), [[[1]], [[3]]]), POLICY, 1.0)),
     ("board-cells", (np.append(BOARD, np.eye(3)[None], 0), POLICY, 1.0)),
     ("board-overlap", (np.ones((2, 3, 3)), POLICY, 1.0)),
