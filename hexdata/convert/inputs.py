@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -210,7 +211,7 @@ def _is_left_out(relative: str) -> bool:
 
 def _local_files(given: Path, store: AnyPath) -> dict[str, tuple[AnyPath, int | None]]:
     """Return the files below a local input by relative path, also behind links; under "" if it is a file."""
-    root = given.resolve()
+    root = Path(os.path.realpath(given))  # ``resolve`` raises a RuntimeError for a link to itself
     with translate_errors(root):
         is_file, exists = storage_of(root).size() is not None, storage_of(root).exists()
     if is_file:
