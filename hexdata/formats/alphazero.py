@@ -75,6 +75,8 @@ _ARCHIVE_LIMITS: Final = GunzipLimits(decompressed_bytes=256 << 20, ratio=250, r
 _MAX_RECORDS: Final = 1 << 19
 """Maximum number of records, which take about 1 kB each. Records that are not the same object several times
 reach the limit on the memo first."""
+_MAX_CELLS: Final = 1 << 25
+"""Maximum number of cells of all boards. Each takes about 17 bytes, besides those of its record."""
 _MAX_LISTED: Final = 4096
 """Maximum number of numbers and lists of a board or policy as lists. Three planes of the largest board have
 3,171."""
@@ -309,6 +311,7 @@ def _read_archive(path: AnyPath) -> tuple[Sequence[object], str, int]:
         others = len(file.headers) - 3
         file.headers = {name: file.headers[name] for name in needed}  # the others may be anything
         file.select(needed, _ARCHIVE_LIMITS)
+        _check_count(file.rows, layout)
         blocks = list(file.blocks(BATCH_ROWS))
     return [record for block in blocks for record in _joined(block, layout)], layout, others
 
@@ -329,12 +332,18 @@ def _check_records(
         items: The records.
         wanted_size: Board size of the records to keep. None: that of the first valid one.
         is_stated: Whether the convention is stated, so that values other than results are valid.
+
+    Raises:
+        FormatError: "limit-items": they have too many cells.
     """
     rejected: list[Rejection] = []
     rows: list[_Row] = []
     n = wanted_size
     for number, item in enumerate(items):
         size = None
+        if n and len(items) * n * n > _MAX_CELLS:
+            reason, limit = f"{len(items):,} records of {n * n} cells", f"at most {_MAX_CELLS:,} cells"
+            raise FormatError("too large records", Reason.LIMIT_ITEMS, reason, limit)
         try:
             row = _row(item)
             if row is None:

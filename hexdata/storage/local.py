@@ -219,7 +219,7 @@ class LocalStorage:
                     file.write(json.dumps({"pid": os.getpid(), "stage": stage}).encode())
             except OSError as error:
                 # The user does not know these files. Not ``Path.exists``, which raises in a folder of others.
-                if not os.path.exists(error.filename):  # noqa: PTH110
+                if not os.path.exists(error.filename or ""):  # noqa: PTH110
                     error.filename = str(self.path)
                 raise
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import pickle
 import tracemalloc
 from collections import deque
@@ -288,6 +289,12 @@ def nested(depth: int, each: int, kind: type = list) -> Any:
     return value
 
 
+def save_archive(rows: int) -> bytes:
+    file, cells = io.BytesIO(), np.zeros((rows, 9), np.uint8)
+    np.savez_compressed(file, boards=cells, policies=cells, values=cells[:, 0])
+    return file.getvalue()
+
+
 EMPTY = (np.zeros((N, N)), np.ones(N * N), 1)
 WIDE: dict[str, Any] = dict.fromkeys(map(str, range(20_000))) | dict(zip(("s", "p", "v"), EMPTY, strict=True))
 HOSTILE: dict[str, Callable[[], bytes]] = {
@@ -303,6 +310,8 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         dict.fromkeys(("boards", "pi", "z"), np.zeros((1 << 31, 0)))
     ),
     "an iteration": lambda: shared([EMPTY] * 3000, 2000),
+    "large boards": lambda: shared((np.zeros((32, 32)), np.ones(1024), 1), 40_000),
+    "an archive of many rows": lambda: save_archive(1 << 20),
 }
 
 
