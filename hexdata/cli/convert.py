@@ -69,12 +69,12 @@ def convert(
         return
     for note in result.notes:
         output.note(note)
-    by_note = [(note, name, "") for name, notes in result.file_notes.items() for note in notes]
+    noted = [("", note, name) for name, notes in result.file_notes.items() for note in notes]
     failed = sorted((reason, name) for name, reason in result.failed_files.items())
+    noted += [("rejected as a whole: ", reason, name) for reason, name in failed]
     # Files are grouped by the text before the colon; the text after it may differ between them.
-    parts = [(*reason.partition(": ")[::2], name) for reason, name in failed]
-    by_reason = [(f"rejected as a whole: {reason}", name, detail) for reason, detail, name in parts]
-    for line in lines_by_cause([*by_note, *by_reason]):
+    parts = [(prefix, *text.partition(": ")[::2], name) for prefix, text, name in noted]
+    for line in lines_by_cause((prefix + cause, name, detail) for prefix, cause, detail, name in parts):
         print_stderr(f"  {line}" if line.startswith("  ") else f"note: {line}")
     if not result.sources:  # a note has given the reason
         return

@@ -52,7 +52,7 @@ def notes_of(source: Source) -> Iterator[str]:
     for key, (found, noun) in counted.items():
         # Games of a shuffled source are counted for its collection, about which no file states a number.
         if facts.positions and not facts.mixed and facts.stated.get(key, found) != found:
-            yield f"processing_stats say {facts.stated[key]} {noun}, the file has {found}"
+            yield f"{noun} that processing_stats and the file have: {facts.stated[key]} and {found}"
     yield from source.notes
     if facts.not_targets:
         names = [f"{shortened(name)} ({why})" for name, why in sorted(facts.not_targets.items())]
