@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import ExitStack
 from itertools import pairwise
 
 import pyarrow as pa
@@ -115,3 +116,12 @@ def test_a_damaged_page_is_a_store_error_but_a_memory_error_is_not(tmp_path):
     with pytest.raises(OSError, match="No space left") as full, open_parquet(path):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert full.value.errno == errno.ENOSPC
+
+
+def test_two_threads_leave_the_allocator_of_arrow_as_it_was() -> None:
+    before, first, second = pa.default_memory_pool().backend_name, ExitStack(), ExitStack()
+    for stack in (first, second):
+        stack.enter_context(parquet.memory_returned())
+    for stack in (first, second):
+        stack.close()
+    assert pa.default_memory_pool().backend_name == before
