@@ -93,8 +93,7 @@ class ChunkUnpacker(Transform):
             ValueError: The arrays have other shapes.
         """
         shapes = [state[name].shape for name in self.kept]
-        lengths = [shape[0] for shape in shapes if shape]
-        if [*map(len, shapes)] != [1, 1, 2] or lengths != [self.pool_size] * 3:
+        if [(len(shape), *shape[:1]) for shape in shapes] != [(axes, self.pool_size) for axes in (1, 1, 2)]:
             raise ValueError(f"arrays of shapes {shapes}")
         super().load_state(state)
 

@@ -84,7 +84,7 @@ class StageOptions:
         Raises:
             ConfigError: The class cannot be imported, or is not a stage.
         """
-        if self.kind in STAGES or ":" not in str(self.kind):
+        if ":" not in str(self.kind):
             check_choice("stage", self.kind, STAGES)
             return STAGES[self.kind]
         found = find_object(self.kind)

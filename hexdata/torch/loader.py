@@ -67,10 +67,10 @@ class TensorLoader(RankedLoader[_Source], ABC):
             where: Condition that selects the positions from this epoch on; see ``Loader.set_epoch`` (default
                 ``...``: the condition does not change). A mixture keeps the conditions of its loaders.
         """
-        if isinstance(self.loader, Loader):
-            self.loader.set_epoch(epoch, where=where)
-        elif where is ...:
+        if where is ...:
             self.loader.set_epoch(epoch)
+        elif isinstance(self.loader, Loader):
+            self.loader.set_epoch(epoch, where=where)
         else:
             raise ConfigError(f"where={where!r}: a mixture keeps the conditions of its loaders")
 

@@ -40,9 +40,9 @@ def test_the_argument_is_a_store_its_shards_or_a_command(store: Path) -> None:
     for mode, location, *options in (
         ("exact", store),
         ("exact", store / "shards"),
-        ("stream", f"pipe:cat {store}/shards/{{name}}"),
+        ("stream", f"pipe:cat {store}/shards/{{name}}", "--cache", store.parent / "cache"),
         ("games", store, "--mode", "games"),
-        ("stream", store, "--mode", "stream"),
+        ("stream", store, "--mode", "stream", "--no-cache"),
     ):
         facts = hexdata_run("load", location, *options, "--batch-size", 64, "--json").facts
         assert (facts["mode"], facts["seed"], facts["positions"]) == (mode, 0, positions)

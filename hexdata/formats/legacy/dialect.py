@@ -78,16 +78,12 @@ class Dialect:
         Returns:
             For each example whose spellings differ from the first ones in the file, by its index in the
             block: the spellings that differ.
-
-        Raises:
-            FormatError: "limit-layouts".
         """
         filtered = ((field, spelling, indices[accepted[indices]]) for field, spelling, indices in spelled)
         found = [each for each in filtered if each[1] is not None and len(each[2])]
         # In the order of the examples, so that the first key of a counter is the first spelling.
         for field, spelling, indices in sorted(found, key=lambda each: int(each[2][0])):
             self._counts[field][spelling] += len(indices)
-            limits.check_size(Reason.LIMIT_LAYOUTS, len(self._counts[field]), limits.MOST_LAYOUTS)
         # Only now is the first spelling of every field known.
         different: dict[int, Spellings] = {}
         for field, spelling, indices in sorted(found, key=lambda each: _FIELDS.index(each[0])):
