@@ -266,8 +266,10 @@ def test_examples_within_other_objects_are_refused(tmp_path: Path) -> None:
 
 
 def test_layouts_of_rejected_examples_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = save_pickle(tmp_path / "a", top_level([example(value=7.0, **{f"key{k}": 1}) for k in range(9)]))
-    assert len(read(path)[1]) == 9
+    deep = [example(zoo=pickle.loads(b"N" + b"\x85" * 500 + b".")) for _ in range(3)]  # in 500 tuples
+    examples = [*deep, *(example(value=7.0, **{f"key{k}": 1}) for k in range(8))]
+    path = save_pickle(tmp_path / "a", top_level(examples))
+    assert len(read(path)[1]) == 11
     monkeypatch.setattr(limits, "MOST_LAYOUTS", 8)
     assert refusal(path).code == "limit-layouts"
 
