@@ -36,7 +36,6 @@ from hexdata.store.manifest import Manifest
 from hexdata.store.parquet import write_parquet
 from tests.demo_games import demo_games
 from tests.kit.batches import one_source_a_part
-from tests.kit.databases import databases_used_again
 from tests.kit.stages import files_of
 from tests.kit.whole import STAGES
 from tests.legacy_pickles import install_enums
@@ -107,13 +106,6 @@ def no_waits_for_the_disk() -> Iterator[None]:
     """Skip the syncs of this process, which wait some milliseconds each for what no test can observe."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(os, "fsync", os.fstat)  # which refuses a closed file too
-        yield
-
-
-@pytest.fixture(scope="session", autouse=not FULL)
-def no_databases_for_single_sessions() -> Iterator[None]:
-    """Let the sessions of this process use databases of DuckDB one after another."""
-    with databases_used_again():
         yield
 
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -265,7 +265,6 @@ def main() -> None:
     import hexdata.progress_bar
     import hexdata.shuffle
     from tests.kit.command_line import hexdata_run
-    from tests.kit.databases import databases_used_again
 
     hexdata.extras.hide_pandas()  # as ``hexdata`` does
     for command in ("convert", "shuffle", "export", "run", "info"):
@@ -273,14 +272,13 @@ def main() -> None:
     warnings.simplefilter("ignore", DeprecationWarning)  # fork warns of threads of libraries
     if not FULL:  # as in ``tests/conftest.py``
         os.fsync = os.fstat
-    with nullcontext() if FULL else databases_used_again():
-        for line in sys.stdin:
-            child = os.fork()
-            if not child:
-                run_command(json.loads(line))
-            _, status = os.waitpid(child, 0)
-            sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
-            sys.stdout.flush()
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            run_command(json.loads(line))
+        _, status = os.waitpid(child, 0)
+        sys.stdout.write(f"{os.waitstatus_to_exitcode(status)}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
