@@ -345,8 +345,8 @@ def test_a_copy_starts_its_own_workers(shards: Path) -> None:
     ("form", "name"),
     [
         ("loader fork", "SIGINT"),
-        ("dataset fork", "SIGKILL"),
-        *((form, "SIGKILL") for form in ("loader forkserver", "loader fork", "loader spawn") if FULL),
+        ("loader forkserver", "SIGKILL"),
+        *((form, "SIGKILL") for form in ("dataset fork", "loader fork", "loader spawn") if FULL),
         *((form, "SIGTERM") for form in ("loader fork",) if FULL),
     ],
 )
