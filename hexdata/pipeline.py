@@ -330,12 +330,12 @@ def run_config(config: Config, progress: Progress = SILENT) -> RunResult:
                     if failed := [f"{source.name}: {source.detail}" for source in sources if not source.ok]:
                         fault = f"{len(failed)} of {len(sources)} sources are not restored exactly"
                         raise VerifyError(fault, path=store, found="; ".join(failed))
-                    quality = made.quality or quality
+                    quality = made.quality
                 case LoadOptions():
                     made = run_loader_trial(store, section, progress)
                 case ReportSection():
                     made = write_report(store, section.output, section, progress)
-                    path, verdict, quality = made.path, made.verdict, made.facts.quality or quality
+                    path, verdict, quality = made.path, made.verdict, made.facts.quality
             seconds = time.perf_counter() - start
             if name == "load":
                 positions = sum(epoch.positions for epoch in made.epochs)
