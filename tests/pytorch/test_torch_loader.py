@@ -347,7 +347,6 @@ def test_a_copy_starts_its_own_workers(shards: Path) -> None:
         ("loader fork", "SIGINT"),
         ("loader forkserver", "SIGKILL"),
         *((form, "SIGKILL") for form in ("dataset fork", "loader fork", "loader spawn") if FULL),
-        *((form, "SIGTERM") for form in ("loader fork",) if FULL),
     ],
 )
 def test_workers_end_with_the_main_process(shards: Path, form: str, name: str) -> None:
