@@ -69,15 +69,6 @@ def test_every_link_leads_somewhere():
     assert dead == []
 
 
-def test_every_page_is_in_a_table_of_contents():
-    listed = set()
-    for page in DOCS.rglob("*.md"):
-        for block in re.findall(r"^```\{toctree\}(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-            names = [line for line in block.splitlines() if line and not line.startswith(":")]
-            listed |= {path for name in names for path in page.parent.glob(f"{name}.md")}
-    assert listed | {DOCS / "index.md"} == set(DOCS.rglob("*.md"))
-
-
 def test_each_picture_is_small_made_by_the_script_and_shown():
     shown = {(d.parent / link).resolve() for d in DOCUMENTS for link in PICTURE.findall(prose(d))}
     made = (DOCS / "images" / "make.py").read_text(encoding="utf-8")
