@@ -35,7 +35,6 @@ INTERNAL = {
 """Packages and modules that are not for users."""
 
 LINK = re.compile(r"\]\(([^()\s]+)\)")
-PICTURE = re.compile(r"!\[[^\]]+\]\(([^)]+)\)")
 HEADING = re.compile(r"^#{1,3} +(.+?)\s*$", re.MULTILINE)
 """A heading that can be linked to: ``myst_heading_anchors`` of ``docs/conf.py`` is 3."""
 FENCED = re.compile(r"^ *```.*?^ *```\s*$", re.MULTILINE | re.DOTALL)
@@ -67,19 +66,6 @@ def test_every_link_leads_somewhere():
             if "://" not in path and is_dead:
                 dead.append((document.name, link))
     assert dead == []
-
-
-def test_each_picture_is_small_made_by_the_script_and_shown():
-    shown = {(d.parent / link).resolve() for d in DOCUMENTS for link in PICTURE.findall(prose(d))}
-    made = (DOCS / "images" / "make.py").read_text(encoding="utf-8")
-    pictures = {*(DOCS / "images").glob("*.png")}
-    assert pictures <= shown
-    for picture in pictures:
-        assert picture.stat().st_size < 150_000
-        assert f'"{picture.stem}"' in made or f'"{picture.name}"' in made
-    assert f"({(DOCS / 'images' / 'shuffle.png').relative_to(ROOT)})" in (ROOT / "README.md").read_text(
-        "utf-8"
-    )
 
 
 # The command line.

@@ -44,12 +44,6 @@ def code_cells(notebook: Path) -> list[dict[str, Any]]:
     return [cell for cell in read(notebook)["cells"] if cell["cell_type"] == "code"]
 
 
-def test_there_are_notebooks_and_the_readme_names_each():
-    named = re.findall(r"\]\(([^)]+\.ipynb)\)", (FOLDER / "README.md").read_text(encoding="utf-8"))
-    assert named == [notebook.name for notebook in NOTEBOOKS]
-    assert len(named) == 4
-
-
 # They run
 
 

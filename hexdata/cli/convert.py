@@ -70,8 +70,7 @@ def convert(
     for note in result.notes:
         output.note(note)
     noted = [("", note, name) for name, notes in result.file_notes.items() for note in notes]
-    failed = sorted((reason, name) for name, reason in result.failed_files.items())
-    noted += [("rejected as a whole: ", reason, name) for reason, name in failed]
+    noted += [("rejected as a whole: ", reason, name) for name, reason in result.failed_files.items()]
     # Files are grouped by the text before the colon; the text after it may differ between them.
     parts = [(prefix, *text.partition(": ")[::2], name) for prefix, text, name in noted]
     for line in lines_by_cause((prefix + cause, name, detail) for prefix, cause, detail, name in parts):

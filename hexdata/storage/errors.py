@@ -112,9 +112,7 @@ def translate_errors(location: AnyPath | None = None) -> Iterator[None]:
             raise BudgetError("the disk is full", path=path, found=found, hint=RUN_AGAIN) from error
         if (remedy := disk_error_hint(error)) is None or is_address(location):
             raise
-        raise StoreError(
-            "the system cannot read or write here", path=path, found=found, hint=remedy
-        ) from error
+        raise StoreError("cannot be read or written", path=path, found=found, hint=remedy) from error
 
 
 def disk_error_hint(error: OSError) -> str | None:

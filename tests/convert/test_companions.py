@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 from tests.convert.conftest import flat
 
@@ -33,7 +32,7 @@ def test_processing_stats_name_the_raw_files_and_the_header_states_counts(make, 
     store = convert(make.folder)
     assert [game["origin"] for game in store.games()] == ["data/mine.trmph"] * 3
     (note,) = store.notes()
-    assert re.fullmatch("games .*: 4 and 3", note)
+    assert note.endswith(": 4 and 3")
 
 
 CORRUPT = [b"\xff\xfe", b"[" * 100_000, b"null", b'[[1], "x", {"stats": 3}]', b'{"0": 1, "x": "y"}']
