@@ -119,9 +119,31 @@ def _commands_of_sizes(sources: Iterable[Source], store: Store, run: RunRecord) 
 
 
 def rejected_error(
-    sources: Sequence[Source], store: Store, run: RunRecord, found: str, expected: str
+    sources: Sequence[Source],
+    store: Store,
+    run: RunRecord,
+    *,
+    rejected: int,
+    records: int,
+    lost: float,
+    limit: float,
 ) -> RejectRateError:
-    """Return the error of a run of which too much was rejected: ``found``, and at most ``expected``."""
+    """Return the error of a run of which too much was rejected.
+
+    Args:
+        sources: The sources.
+        store: The store.
+        run: The options and inputs of the run.
+        rejected: Number of rejected records.
+        records: Number of records.
+        lost: Share of the bytes in files that were rejected as a whole.
+        limit: Largest allowed share of each.
+    """
+    found = []
+    if rejected:
+        found += [f"{rejected:,} of {count_of(records, 'record')} ({rejected / records:.2%})"]
+    if files := sum(source.facts.failure is not None for source in sources):
+        found += [f"{files:,} of {count_of(len(sources), 'file')} ({lost:.2%} of the bytes)"]
     is_size_given = "board_size" in run.options
     causes = []
     for source in sources:
@@ -147,8 +169,8 @@ def rejected_error(
     return RejectRateError(
         "too much was rejected; nothing was published",
         path=store.path,
-        found=found,
-        expected=expected,
+        found=" and ".join(found),
+        expected=f"at most {limit:.2%} of the records and of the bytes",
         lines=lines_by_cause(sorted(causes)),
         hint=" ".join(hints),
         commands=commands,

@@ -242,16 +242,12 @@ class ConvertRun:
         records = sum(s.facts.records for s in read) - other_sizes
         rejected = sum(s.facts.rejected - s.facts.cut for s in read) - other_sizes
         total = sum(max(s.new_bytes, 1) for s in sources)  # the size of a broken link is 0
-        lost = total - sum(max(s.new_bytes, 1) for s in read)
+        lost = (total - sum(max(s.new_bytes, 1) for s in read)) / max(total, 1)
         limit = self.options.max_reject_rate
-        if max(rejected / max(records, 1), lost / max(total, 1)) > limit:
-            found = []
-            if rejected:
-                found += [f"{rejected:,} of {count_of(records, 'record')} ({rejected / records:.2%})"]
-            if files := len(sources) - len(read):
-                found += [f"{files:,} of {count_of(len(sources), 'file')} ({lost / total:.2%} of the bytes)"]
-            expected = f"at most {limit:.2%} of the records and of the bytes"
-            raise report.rejected_error(sources, self.store, self.run, " and ".join(found), expected)
+        if max(rejected / max(records, 1), lost) > limit:
+            raise report.rejected_error(
+                sources, self.store, self.run, rejected=rejected, records=records, lost=lost, limit=limit
+            )
 
     def _find_shuffled(self, sources: Sequence[Source]) -> None:
         """Find the games of shuffled sources, one collection at a time; its first source owns them."""
