@@ -29,8 +29,8 @@ def board_text(
     """Draw one board as text, with a legend and the caption below.
 
     Blue is ``●`` and red ``○`` (both ``●`` in colour; ``B`` and ``R`` without Unicode). The last move is in
-    brackets, the next one is ``*``. Shades are digits on empty cells, in
-    tenths of the darkest shade. Each row is shifted by half a cell to the right.
+    brackets, the next one is ``*``. Shades are digits on empty cells, in tenths of the darkest shade. Each
+    row is shifted by half a cell to the right.
 
     Args:
         diagram: The drawing; numbers on stones are not shown.

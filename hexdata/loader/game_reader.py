@@ -372,10 +372,11 @@ class _TableReader:
         for name, column in self._columns.items():
             if name == "position_offset":
                 continue
-            values = labels["value"][given]
             if name in self._dtypes:
                 values = _numbers_of(rows, name, null_of(name))[given]
                 _check_values(path, name, values, self.board_size)
+            else:
+                values = labels["value"][given]
             with np.errstate(over="ignore"):  # a float64 that float32 cannot represent is infinite
                 column[own] = values
         if rows.column("policy").null_count == rows.num_rows:

@@ -61,7 +61,7 @@ class ShardRows:
             if name not in SPARSE_FIELDS
         }
         self._policies: list[tuple[npt.NDArray[np.int64], SparsePolicies | None]] = []
-        """Rows with policies, and the policies unless only the rows are needed, of each block."""
+        """Rows with policies, and the policies unless only the rows are needed, of each call of ``read``."""
 
     def read(self, shard: int, start: int, stop: int, row: int) -> None:
         """Read rows [start, stop) of a shard into the rows from ``row`` on.
