@@ -78,8 +78,9 @@ def size_of(folder: Path) -> int:
 
 
 def run_stage(store: Path, positions: int, name: str, *arguments: object) -> None:
-    """Run a command of hexdata and print its row of the table."""
-    done = watch([sys.executable, "-m", "hexdata", name, *map(str, arguments)], stdout=sys.stderr)
+    """Run a command of hexdata, with the options in its name, and print its row of the table."""
+    command = [sys.executable, "-m", "hexdata", *name.split(), *map(str, arguments)]
+    done = watch(command, stdout=sys.stderr)
     print(
         f"| `{name}` | {done.seconds:,.0f} | {positions / done.seconds:,.0f} | "
         f"{done.processor_seconds:,.0f} | {done.peak / 1e6:,.0f} MB | {done.written / 1e9:.1f} GB | "
@@ -180,7 +181,8 @@ def main() -> None:
     print(check_shards(store, [read_examples(path) for path in bases], sources), flush=True)
     run_stage(store, positions, "report", store, "--output", folder / "report.html")
     fits = size_of(store / "shards") < available_memory()
-    run_stage(store, positions, "load", store, "--mode", "exact" if fits else "stream")
+    for mode in ("games", "exact", "stream") if fits else ("games", "stream"):
+        run_stage(store, positions, f"load --mode {mode}", store)
 
 
 if __name__ == "__main__":
