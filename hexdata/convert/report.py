@@ -17,17 +17,17 @@ from hexdata.store.commands import RunRecord, command_line
 from hexdata.text import count_of, lines_by_cause, listed, shortened
 
 _NOTES_OF_COUNTS: Final = {
-    "logits": ("game", "policies and root values of {} are outputs of the network without search"),
-    "probabilities": ("game", "the values of {} are only in metadata, since their scale is unknown"),
-    "other_encodings": ("text", "{} not in the stated encoding, with unreadable characters replaced"),
-    "results": ("result", "{} not understood, so that only a resignation or a chain names the winner"),
-    "variations": ("variation", "{} left out, as only the main lines are read"),
-    "setup": ("game", "{} with stones that were set up, so that the positions before are missing"),
-    "passes": ("position", "the policies of {} have a share for a pass or a swap, which is left out"),
-    "arrays": ("key", "{} beside those of boards, policies and values, which are all that is read"),
-    "unescaped": ("bracket", "{} within names kept, although no backslash precedes it"),
+    "logits": "games whose policies and root values are outputs of the network without search",
+    "probabilities": "games whose values are only in metadata, since their scale is unknown",
+    "other_encodings": "texts not in the stated encoding, with unreadable characters replaced",
+    "results": "results not understood, so that only a resignation or a chain names the winner",
+    "variations": "variations left out, as only the main lines are read",
+    "setup": "games with stones that were set up, so that the positions before are missing",
+    "passes": "positions whose policies have a share for a pass or a swap, which is left out",
+    "arrays": "keys beside those of boards, policies and values, which are all that is read",
+    "unescaped": "brackets within names kept, although no backslash precedes them",
 }
-"""Unit and text of the note on each count in the header of games that has one."""
+"""Text of the note on each count in the header of games that has one."""
 
 
 def notes_of_header(kind: str, header: Mapping[str, Any]) -> Iterator[str]:
@@ -39,9 +39,9 @@ def notes_of_header(kind: str, header: Mapping[str, Any]) -> Iterator[str]:
     for name, values in changes.items():
         found = ", ".join("none" if value is None else str(value) for value in values)
         yield f"several values of {name}, so the column is null: {found}"
-    for name, (unit, note) in _NOTES_OF_COUNTS.items():
+    for name, note in _NOTES_OF_COUNTS.items():
         if counts.get(name) and kind in (*GAME_FORMATS, "alphazero", "selfplay-games"):
-            yield note.format(count_of(counts[name], unit))
+            yield f"{note}: {counts[name]:,}"
 
 
 def notes_of(source: Source) -> Iterator[str]:
@@ -65,8 +65,8 @@ def notes_of(source: Source) -> Iterator[str]:
     if decision.by in ("layout", "given"):
         yield f"its games do not show its value convention; read as {convention} ({decision.by})"
     if decision.contradicting:
-        chains = f"{decision.contradicting:,} of {sum(facts.ballots.chains):,} winning chains"
-        yield f"{chains} contradict its value convention, {convention}, decided by: {decision.by}"
+        chains = f"{decision.contradicting:,} of {sum(facts.ballots.chains):,}"
+        yield f"winning chains against its value convention, {convention} ({decision.by}): {chains}"
     if facts.loose and (loose := count_flags_without_game(facts.loose, convention)):
         yield f"positions of unknown games: {', '.join(f'{n:,} {code}' for code, n in loose.items())}"
 

@@ -123,7 +123,7 @@ def test_named_winners_override_every_board_with_a_note(make, convert, given):
     assert evidence(store)[:2] == ("blue-is-0", "winners")
     assert store.result.flags["label-contradicts-chain"] == 4
     (note,) = store.notes()
-    assert "4 of 4 winning chains" in note
+    assert ": 4 of 4" in note
     assert store.result.file_notes == {"legacy/a.pkl.gz": [note]}
     assert ["legacy/a.pkl.gz" in note for note in store.result.notes] == [True] * (given == "blue-is-1")
 

@@ -39,7 +39,7 @@ def test_a_pickle_of_self_play_games_is_converted(real_data, convert):
     assert (source["format"], source["positions"], source["games"]) == ("selfplay-games", 356, 5)
     assert source["model"].endswith("/epoch2_mini16.pt.gz")
     assert (source["temperature"], source["date"]) == (1.0, date(2025, 7, 29))
-    assert "5 games" in source["notes"]
+    assert ": 5" in source["notes"]
     games = store.games()
     assert [len(game["moves"]) for game in games] == [62, 63, 60, 76, 90]
     assert [(game["flags"], game["end_reason"]) for game in games] == [([], "chain")] * 5

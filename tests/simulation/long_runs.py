@@ -38,7 +38,7 @@ from hexdata.live import LiveLoader
 BOARD_SIZE: Final = 5
 GAMES: Final = 5
 """Games in a file."""
-KEPT: Final = 2000
+KEPT: Final = 300
 """Files that exist at the same time."""
 BATCH: Final = 128
 CONFIG: Final = f"""
