@@ -158,8 +158,8 @@ class Scanner:
                 if not beside and name in _PLAYED:
                     nodes[-1].append((name, value))
                     _check_syntax(len(nodes[-1]) <= _MAX_NODES, "too many stones or moves in a node")
-                # Some programs write the result into the last node.
-                elif not beside and name in _ROOT and (len(nodes) == 1 or name == "RE"):
+                # Some programs write the result into the last node, or the size into the second one.
+                elif not beside and name in _ROOT and (len(nodes) == 1 or name in ("RE", "SZ")):
                     game.root.setdefault(name, value)
                 continue
             name, is_right = "", True

@@ -35,7 +35,7 @@ def test_a_game_has_the_positions_of_the_same_game_in_trmph(read_text, n):
     letters = [f";{'WB'[k % 2]}[{chr(97 + m % n)}{chr(97 + m // n)}]" for k, m in enumerate(moves)]
     nodes = "".join(names)
     texts = [
-        f"(;AP[HexGui:0.9]FF[4]GM[11]SZ[{n}]{nodes})",
+        f"(;AP[HexGui:0.9]FF[4]GM[11];SZ[{n}]{nodes})",
         f"(;FF[4]GM[11]SZ[{n}:{n}]{nodes.upper()})",
         f"(;FF[4]GM[11]SZ[{n} X {n}]{nodes})",
         f"\ufeff(;FF[4]\r\nGM [11]\nSZ[{n}]\n{nodes} )\n".replace(";", "\n ; "),
