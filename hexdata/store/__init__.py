@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -225,7 +226,8 @@ class Store:
         if run is None:
             storage_of(path).remove()
         else:
-            write_bytes(path, msgspec.json.encode(run))
+            # In ASCII, as names of inputs may have bytes that are not UTF-8.
+            write_bytes(path, json.dumps(msgspec.to_builtins(run)).encode())
 
     @contextmanager
     def _locked(self, stage: str) -> Iterator[None]:

@@ -119,7 +119,8 @@ def read_record(work: AnyPath, stage: str) -> RunRecord | None:
     """Return the options of the run of a stage that has begun and not finished; None if there is none."""
     path = record_path(work, stage)
     with suppress(OSError, StoreError):  # a record that is damaged is of no use
-        return as_model(RunRecord, read_json(read_bounded(path)[0], path), what="the record of a run")
+        content = read_json(read_bounded(path)[0], path, metadata=True)
+        return as_model(RunRecord, content, what="the record of a run")
     return None
 
 

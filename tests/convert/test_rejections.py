@@ -43,7 +43,7 @@ def test_bad_files_are_rejected_and_the_rest_goes_on(make, convert, salvage):
         make.write_bytes(f"a_{reason}.pkl.gz", content)
     make.write_bytes("a_\udcff.pkl.gz", b"no legacy file")  # a name that UTF-8 cannot hold
     make.v2("b_good.pkl.gz", make.games(3))
-    store = convert(make.folder, max_reject_rate=0.99, salvage=salvage)
+    store = convert(make.folder, make.folder / "a_\udcff.pkl.gz", max_reject_rate=0.99, salvage=salvage)
     rejected = {row["source_id"]: (row["reason"], row["record"]) for row in store.rows("rejected")}
     expected = ["unknown-layout", *FILES]
     assert rejected == {number: (reason, None) for number, reason in enumerate(expected)}
