@@ -97,6 +97,8 @@ _EXPECTED: Final = (
 )
 _STATED: Final = "whole games, or --alphazero-convention STONES/EDGES/VALUES (docs/howto/formats.md)"
 
+_ORDER: Final = "the number of cell (row, column) at row · n + column, and that of a pass last"
+
 
 class _Records:
     """Valid records of a file.
@@ -203,6 +205,8 @@ class AlphaZeroReader(FileReader):
             if items and all(each.board_size is None for each in rejected):
                 raise _unknown(f"{layout}; {rejected[0].detail}", f"(board, policy, value); {OWN_READER}")
             return pa.RecordBatch.from_pylist([], raw_schema(MIN_SIZE)), rejected
+        if rejected:
+            layout += f"; {len(rejected):,} of {len(items):,} rejected, such as {rejected[0].detail}"
         convention, positions = _read_as(records, self._stated, layout)
         self.board_size = records.planes.shape[2]
         passes = int(np.count_nonzero(records.policies[:, -1]))
@@ -453,8 +457,10 @@ def _policy(policy: object, n: int) -> Array:
     single = np.zeros(n * n + 1, np.float32)
     with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, and are rejected as such
         single[: numbers.size] = numbers.reshape(-1)
-    if not (np.isfinite(single) & (single >= 0)).all():
-        raise FormatError("a number of the policy is negative or not finite", Reason.POLICY_VALUES)
+        total = single.sum()
+    if not ((single >= 0).all() and total < 1.01):  # the sum may be below 1: illegal moves may be left out
+        found = f"{single.min():g} to {single.max():g}, sum {total:g}"
+        raise FormatError("no probabilities as policy", Reason.POLICY_VALUES, found, "visits / visits.sum()")
     return single
 
 
@@ -592,6 +598,7 @@ def _positions(records: _Records, convention: str, winners: Array, *, is_whole: 
     """
     owner, edges, view = convention.split("/")
     planes, turned, starts = records.boards(owner, edges)
+    _check_order(records, planes)
     stones, n, are_known = records.stones, planes.shape[2], not np.isnan(winners).any()
     if are_known:
         # Positions with different results are of different games, even if one move lies between their boards.
@@ -617,6 +624,32 @@ def _positions(records: _Records, convention: str, winners: Array, *, is_whole: 
         "winner": pa.array(winners) if are_known else None,
     }
     return raw_batch(n, (), pack_boards(planes), columns)
+
+
+def _check_order(records: _Records, planes: Array) -> None:
+    """Check that the policies have their cells in the order of the boards.
+
+    Args:
+        records: The records.
+        planes: Their boards in the store, (k, 2, n, n).
+
+    Raises:
+        FormatError: "unknown-layout": policies are on occupied cells, and in another order on none.
+    """
+    positive, (own, stored) = records.policies > 0, (p[:, 0] | p[:, 1] for p in (records.planes, planes))
+
+    def fits(numbers: Array, occupied: Array) -> bool:
+        return not (numbers.reshape(occupied.shape) & occupied).any()
+
+    if fits(cells := positive[:, :-1], own):
+        return
+    # Columns first, or not transposed where the boards are; or the number of a pass is the first one.
+    is_turned = any(fits(cells, each) for each in (own.swapaxes(1, 2), stored, stored.swapaxes(1, 2)))
+    if is_turned or (positive[:, -1].any() and fits(positive[:, 1:], own)):
+        found = "probabilities on occupied cells, but none with " + (
+            "rows and columns exchanged" if is_turned else "the first number as that of a pass"
+        )
+        raise FormatError("policies in another order than boards", found=found, expected=_ORDER)
 
 
 def _is_alphazero(head: bytes, _name: str) -> bool:

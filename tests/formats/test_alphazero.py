@@ -166,16 +166,16 @@ def test_winners_beside_values_agree_with_them_or_are_noted(tmp_path: Path, name
         assert [row["winner"] for row in rows] == WINNER.tolist()
 
 
-BOARD, POLICY = np.zeros((2, 3, 3)), np.ones(9)
+BOARD, POLICY = np.zeros((2, 3, 3)), np.full(9, 0.11)
 BAD: list[tuple[str, Any]] = [
     ("policy-shape", (BOARD, np.ones(7), 1.0)),
     ("policy-values", (BOARD, [-1.0, *POLICY[1:]], 1.0)),
-    ("policy-values", (BOARD, [np.inf, *POLICY[1:]], 1.0)),
+    ("policy-values", (BOARD, [0.25, *POLICY[1:]], 1.0)),  # visits, not divided by their sum
     *(("value-range", (BOARD, POLICY, value)) for value in (5.0, 0.5)),
     ("board-cells", (np.full((2, 3, 3), [[[1]], [[3]]]), POLICY, 1.0)),
     ("board-cells", (np.append(BOARD, np.eye(3)[None], 0), POLICY, 1.0)),
     ("board-overlap", (np.ones((2, 3, 3)), POLICY, 1.0)),
-    ("value-range", (np.zeros((2, N, N)), np.ones(N * N), 0.0)),  # no result, as the others are 1 and -1
+    ("value-range", (np.zeros((2, N, N)), np.full(N * N, 0.04), 0.0)),  # no result; others are 1 and -1
 ]
 
 
@@ -197,9 +197,7 @@ def test_positions_whose_convention_is_not_shown_are_refused_with_their_layout(t
     contents: list[list[Any]] = [
         [MOVER[index] for index in np.random.default_rng(1).permutation(len(MOVER))],
         [(board, policy, -v if index == 9 else v) for index, (board, policy, v) in enumerate(MOVER)],
-        [
-            row for index, row in enumerate(MOVER) if not {index + 1, index + 2, index + 3} & {*ends}
-        ],  # resigned
+        [row for index, row in enumerate(MOVER) if not {index + 1, index + 2, index + 3} & {*ends}],
         [(board[:, :, ::-1], policy, value) for board, policy, value in MOVER],
         [(np.zeros((2, N, N), np.float32), np.full(N * N, 1 / 25, np.float32), 1.0)] * 5,
         MOVER[:1],
@@ -256,6 +254,7 @@ def test_files_of_another_layout_are_refused_with_keys_and_shapes(tmp_path: Path
     np.save(tmp_path / "a.npy", np.zeros((4, 3)))
     objects = [(np.array([[1, None]], object), np.ones(25), 1.0)]
     arrays = {"boards": np.zeros((4, 5, 5)), "values": [1, 2]}
+    legal = [(board, policy * (board.sum(axis=0) == 0).reshape(-1), value) for board, policy, value in MOVER]
     for path, words in (
         (save(tmp_path / "a.pkl", [("a", [1])] * 2), ["a list of 2 of (str, a list of 1 of int)"]),
         (npz, ["obs float64 (4, 3)", "states int8 (4, 2, 5, 5)"]),
@@ -264,10 +263,10 @@ def test_files_of_another_layout_are_refused_with_keys_and_shapes(tmp_path: Path
         (save(tmp_path / "d.pkl", MOVER, 0), ["protocol 0"]),
         (tmp_path / "c.npz", ["object (2,)", "array.tolist()"]),
         (save(tmp_path / "b.pkl", objects), ["array.tolist()"]),
-        (
-            save(tmp_path / "e.pkl", [{"board": 1, "policy": 2, "value": 1, "z": 2}]),
-            ["'z': int", "formats.md"],
-        ),
+        (save(tmp_path / "e.pkl", [{"board": 1, "policy": 2, "value": 1, "z": 2}]), ["'z': int"]),
+        (save(tmp_path / "h.pkl", [(b, p.reshape(N, N).T, v) for b, p, v in legal]), ["columns exchanged"]),
+        (save(tmp_path / "i.pkl", [(b, np.append(0, p), v) for b, p, v in legal]), ["that of a pass"]),
+        (save(tmp_path / "j.pkl", [(3 * b, p, v) for b, p, v in MOVER]), ["such as record 1: a cell"]),
         (save(tmp_path / "f.pkl", {**arrays, "policies": []}), ["'policies': a list of 0"]),
         (save(tmp_path / "g.pkl", {"boards": 1, "pi": np.ones(()), "z": 2.0}), ["'pi': an array <f8 ()"]),
         (save(tmp_path / "c.pkl", arrays), ["'boards': an array <f8 (4, 5, 5), 'values': a list of 2"]),

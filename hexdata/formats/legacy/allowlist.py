@@ -157,7 +157,7 @@ def find_global(module: str, name: str) -> AllowedGlobal:
     if module.partition(".")[0] == "torch":
         reason = "PyTorch tensors, which hexdata does not read: where the file is made, write tensor.numpy()"
         raise unsafe(reason, found, Reason.TORCH_TENSORS)
-    reason = "imports a name that plain data and arrays of NumPy do not need"
+    reason = "a name of a program: where the file is made, write lists, tuples, dicts and arrays of NumPy"
     raise unsafe(reason, found, Reason.UNSAFE_GLOBAL)
 
 
