@@ -82,6 +82,8 @@ class GameRecord:
     def reject(self, error: FormatError, unit: str) -> None:
         """Reject the record; ``unit`` is that of ``number``: "line" or "game"."""
         self.reason, self.detail = error.code, f"{unit} {self.number}: {error}"
+        if error.code == Reason.BOARD_SIZE and isinstance(error.found, int):
+            self.other_size = error.found
 
     def begin(self, board_size: int, blue: Sequence[int] = (), red: Sequence[int] = ()) -> None:
         """Begin the game.
@@ -308,7 +310,6 @@ class GameReader(FileReader):
         reason = "another board size than the selected one, or than the first game of the file"
         for game in games:
             if not game.reason and game.board_size != (self.board_size or game.board_size):
-                game.other_size = game.board_size
                 error = FormatError(reason, Reason.BOARD_SIZE, game.board_size, self.board_size)
                 game.reject(error, self.unit)
             elif not game.reason:

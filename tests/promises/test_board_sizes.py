@@ -54,7 +54,7 @@ def _selfplay(sizes: Sequence[int]) -> bytes:
 
 FORMATS: dict[str, tuple[str, Callable[[Sequence[int]], bytes]]] = {
     "trmph": ("a.trmph", _lines("#{n},a1b1 b")),
-    "hexworld": ("a.hexworld", _lines("https://hexworld.org/board/#{n},a1b1:rb")),
+    "hexworld": ("a.hexworld", lambda sizes: _lines("https://hexworld.org/board/#{n},a1b1:rb")([*sizes, 40])),
     "sgf": ("a.sgf", _lines("(;GM[11]SZ[{n}]RE[B+R];B[a1];W[b1])")),
     "dicts": ("a.pkl.gz", lambda sizes: pickle_of({"examples": _examples(sizes)})),
     "tuples": ("a.pkl.gz", _tuples),
