@@ -74,9 +74,7 @@ def check_board_size(n: int) -> int:
         FormatError: "board-size", if it is not.
     """
     if not MIN_SIZE <= n <= MAX_SIZE:
-        raise FormatError(
-            "unsupported board size", code=Reason.BOARD_SIZE, found=n, expected=f"{MIN_SIZE} to {MAX_SIZE}"
-        )
+        raise FormatError("unsupported board size", Reason.BOARD_SIZE, n, f"{MIN_SIZE} to {MAX_SIZE}")
     return n
 
 
@@ -108,7 +106,7 @@ def cell_name(index: int, n: int) -> str:
         FormatError: "trmph-cell", if the board has no such cell.
     """
     if not 0 <= index < check_board_size(n) ** 2:
-        raise FormatError("no such cell", code=Reason.TRMPH_CELL, found=index, expected=f"0 to {n * n - 1}")
+        raise FormatError("no such cell", Reason.TRMPH_CELL, index, f"0 to {n * n - 1}")
     return _cell_names(n)[index]
 
 
@@ -121,12 +119,8 @@ def cell_index(name: str, n: int) -> int:
     try:
         return _cell_indices(n)[name]
     except KeyError:
-        raise FormatError(
-            "no such cell",
-            code=Reason.TRMPH_CELL,
-            found=repr(name[:40]),
-            expected=f"a1 to {_cell_names(n)[-1]}",
-        ) from None
+        cells = f"a1 to {_cell_names(n)[-1]}"
+        raise FormatError("no such cell", Reason.TRMPH_CELL, repr(name[:40]), cells) from None
 
 
 def check_no_repeats(moves: npt.NDArray[Any], n: int) -> None:
@@ -143,12 +137,8 @@ def check_no_repeats(moves: npt.NDArray[Any], n: int) -> None:
     if len(set(cells)) == len(cells):
         return
     ply = next(ply for ply, cell in enumerate(cells) if cell in cells[:ply])
-    raise FormatError(
-        f"the move at ply {ply} was already played at ply {cells.index(cells[ply])}",
-        code=Reason.REPEATED_MOVE,
-        found=cell_name(cells[ply], n),
-        expected="an empty cell",
-    )
+    fault = f"the move at ply {ply} was already played at ply {cells.index(cells[ply])}"
+    raise FormatError(fault, Reason.REPEATED_MOVE, cell_name(cells[ply], n), "an empty cell")
 
 
 # Two letters, because boards above 26 have the columns aa to af.
@@ -168,12 +158,7 @@ def parse_moves(text: str, n: int) -> UInt16Array:
     # findall skips what does not match, so the names must add up to the text again.
     names = _MOVE.findall(text)
     if "".join(names) != text:
-        raise FormatError(
-            "not a list of moves",
-            code=Reason.TRMPH_SYNTAX,
-            found=repr(text[:40]),
-            expected="moves like a1b12c3",
-        )
+        raise FormatError("not a list of moves", Reason.TRMPH_SYNTAX, repr(text[:40]), "moves like a1b12c3")
     try:
         return np.array([*map(_cell_indices(n).__getitem__, names)], dtype=np.uint16)
     except KeyError:
@@ -227,12 +212,8 @@ def split_trmph(text: str) -> TrmphLine:
     """
     match = _LINE.fullmatch(text)
     if match is None:
-        raise FormatError(
-            "not a TRMPH line",
-            code=Reason.TRMPH_SYNTAX,
-            found=repr(text.strip()[:60]),
-            expected="#13,a1b2c3 b",
-        )
+        found = repr(text.strip()[:60])
+        raise FormatError("not a TRMPH line", Reason.TRMPH_SYNTAX, found, "#13,a1b2c3 b")
     size = check_board_size(int(match["size"]))
     return TrmphLine(size, match["moves"], _WINNERS.get((match["winner"] or "").lower()))
 

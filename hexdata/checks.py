@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from numbers import Real
 from os import PathLike
 from pathlib import PurePath
@@ -68,7 +68,7 @@ def check_fields(options: Any, least: Mapping[str, int] | None = None) -> None:
         if value is not None or getattr(type(options), name) is not None:
             # The dataclass is frozen. NumPy's integers are replaced, since JSON cannot contain them.
             object.__setattr__(options, name, check_count(name, value, smallest))
-    for field in fields(options) if is_dataclass(options) else ():  # not of a stage of live, which is a class
+    for field in fields(options):
         value = getattr(options, field.name)
         is_unset = value is None and field.default is None
         if field.type in ("bool", "bool | None") and not (isinstance(value, bool) or is_unset):

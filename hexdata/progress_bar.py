@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 import time
-from types import TracebackType
 from typing import Any, Final, Self
 
 from rich.console import Console
@@ -128,9 +127,7 @@ class ProgressBar:
         self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self._end_task()
         elif self._task is not None:

@@ -15,40 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = [
-    "END_REASONS",
-    "EXTRA_PREFIX",
-    "FULL_WEIGHT",
-    "KEPT_PREFIX",
-    "MAX_EXTRAS",
-    "MAX_TIER",
-    "NO_GAME",
-    "NO_MOVE",
-    "NO_PLY",
-    "NO_TIER",
-    "NO_VISITS",
-    "POLICY_TYPE",
-    "SCHEMA_VERSION",
-    "SPLITS",
-    "SWAPS",
-    "TARGETS",
-    "ViewColumn",
-    "binary_matrix",
-    "board_bytes",
-    "board_size_of",
-    "games_schema",
-    "is_legacy_format",
-    "is_target",
-    "positions_schema",
-    "raw_schema",
-    "rejected_schema",
-    "sources_schema",
-    "sql_columns",
-    "table_schema",
-    "target_type",
-    "view_columns",
-]
-
 SCHEMA_VERSION: Final = 2
 """Version of the store's layout, recorded in every manifest. Readers refuse unknown versions."""
 

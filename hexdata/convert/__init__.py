@@ -1,8 +1,8 @@
 """The first stage: converts source files into the tables positions, games, sources and rejected of a store.
 
 It works in three steps. It reads every source once into a spool, a folder of temporary tables (``spool``).
-It decides ids, value conventions and duplicates over all sources (``decide``). It writes the parts of the
-store from the spools (``publish``), and the manifest last.
+It decides ids, value conventions and duplicates over all sources (``run``). It writes the parts of the store
+from the spools (``publish``), and the manifest last.
 """
 
 from __future__ import annotations

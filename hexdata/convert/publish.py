@@ -463,7 +463,7 @@ def duplicates_among(path: Path, groups: Iterable[Group]) -> pa.Table:
     return pq.read_table(path, filters=own, use_threads=False)
 
 
-def count_games(parts: Iterable[AnyPath]) -> tuple[dict[int, dict[str, int]], int]:
+def summarize_games(parts: Iterable[AnyPath]) -> tuple[dict[int, dict[str, int]], int]:
     """Return the number of games with each flag, by source, and that of positions, in files of games."""
     flags: dict[int, dict[str, int]] = {}
     positions = 0

@@ -137,7 +137,7 @@ class ConvertRun:
             replaced = self._write_parts(sources, targets).values()
             # From the files, as parts of a run that was killed are not written again.
             games = (name for name in self.parts.entries if name.startswith("games/"))
-            flags_of, in_games = publish.count_games(store.path / name for name in games)
+            flags_of, in_games = publish.summarize_games(store.path / name for name in games)
             for own in flags_of.values():
                 flags.update(own)
             positions = sum(source.facts.positions for source in sources)

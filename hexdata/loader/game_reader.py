@@ -347,7 +347,8 @@ class _TableReader:
         if "values" not in self._columns and (_bits(games["value"][of_run]) != _bits(values)).any():
             self._require_memory(values.itemsize * int(starts[-1]))
             self._columns["values"] = np.repeat(games["value"], games["positions"])
-        if self._columns.keys() - {"position_offset"} or rows.column("policy").null_count < rows.num_rows:
+        has_columns = self._dtypes or "values" in self._columns
+        if has_columns or rows.column("policy").null_count < rows.num_rows:
             self._put_columns(path, rows, labels, number, NUMPY.ranges(heads[plain], counts))
 
     def _offsets(self, offsets: Int64Array) -> Array:
@@ -369,16 +370,13 @@ class _TableReader:
         """Write the rows ``given`` of a row group to the columns."""
         of_row, plies = number[given], labels["position_in_game"][given]
         own = self._starts[of_row] + plies
-        for name, column in self._columns.items():
-            if name == "position_offset":
-                continue
-            if name in self._dtypes:
-                values = _numbers_of(rows, name, null_of(name))[given]
-                _check_values(path, name, values, self.board_size)
-            else:
-                values = labels["value"][given]
+        for name in self._dtypes:
+            values = _numbers_of(rows, name, null_of(name))[given]
+            _check_values(path, name, values, self.board_size)
             with np.errstate(over="ignore"):  # a float64 that float32 cannot represent is infinite
-                column[own] = values
+                self._columns[name][own] = values
+        if "values" in self._columns:
+            self._columns["values"][own] = labels["value"][given]
         if rows.column("policy").null_count == rows.num_rows:
             return
         row_of = np.full(len(rows), -1)

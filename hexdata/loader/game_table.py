@@ -81,10 +81,6 @@ def policy_arrays(
     return {"policy_start": starts, "policy_cell": cell, "policy_probability": probability}
 
 
-def _no_store() -> None:
-    """Stand for the store of a table without one."""
-
-
 class GameTable:
     """Positions of a split, most of them as whole games.
 
@@ -115,8 +111,8 @@ class GameTable:
         targets: Names of the optional columns of the store, sorted (default: those of ``packed``).
         columns: Reads columns from the store that the table does not contain in full precision, for ``scan``
             (default None: it has no others).
-        open_store: Opens the store of the games, which is compared then, since it may have grown (default:
-            there is none).
+        open_store: Opens the store of the games, which is compared then, since it may have grown (default
+            None: there is none).
 
     Attributes:
         open_store: As given.
@@ -136,7 +132,7 @@ class GameTable:
         read_again: Callable[[], GameTable] | None = None,
         targets: Sequence[str] | None = None,
         columns: StoredColumns | None = None,
-        open_store: OpenStore = _no_store,
+        open_store: OpenStore | None = None,
     ) -> None:
         self.board_size, self.open_store = board_size, open_store
         self.read_again = read_again

@@ -172,7 +172,7 @@ def evaluate_labels(
     with duckdb_session(memory=_MEMORY, threads=1) as con:
         expression = check_expression(con, option, text, types)
     if is_condition:
-        check_condition(option, expression)
+        check_condition(expression)
     elif not expression.type.startswith(_NUMBERS):
         raise ConfigError(f"{option} is not a number", found=f"{expression.type} from {text}")
     kind, null = ("BOOLEAN", False) if is_condition else ("DOUBLE", np.nan)
@@ -220,7 +220,7 @@ def _require_store(source: GameTable, option: str, found: str) -> Store:
         ConfigError: There is no store.
         StoreError: A file is damaged, or the store has changed.
     """
-    store = source.open_store()
+    store = source.open_store() if source.open_store else None
     if store is None:
         raise ConfigError("the shards do not contain the games of the store", found=f"{option} with {found}")
     # DuckDB reads these files, and does not compare them with their digests.

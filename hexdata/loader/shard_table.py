@@ -25,7 +25,6 @@ from hexdata.shards.blocks import SPARSE_FIELDS, members_to_policies, slice_rows
 from hexdata.shards.cache import AnySource
 from hexdata.shards.manifest import REPAIR_HINT, ShardManifest
 from hexdata.shards.reader import BlockReader
-from hexdata.shards.sources import ShardSource
 
 _DOWNLOADS: Final = 4
 """Number of shards that are read at once if they are not on a local disk.
@@ -146,8 +145,7 @@ def read_shard_table(
     starts = np.cumsum([0, *(shards[number].positions for number in numbers)]).tolist()
     rows = ShardRows(reader, manifest.board_size, starts[-1])
     faults: dict[str, HexdataError] = {}
-    is_local = isinstance(source, ShardSource) and source.is_local
-    threads = ThreadPoolExecutor(1 if is_local else _DOWNLOADS, "hexdata-shards")
+    threads = ThreadPoolExecutor(1 if source.is_local else _DOWNLOADS, "hexdata-shards")
     try:
         # Each shard has rows of its own, so that the threads need no lock.
         futures = [

@@ -27,7 +27,6 @@ from hexdata.shards.blocks import Block, join_blocks
 from hexdata.shards.cache import CachedSource
 from hexdata.shards.manifest import REPAIR_HINT, ShardEntry
 from hexdata.shards.reader import BlockReader
-from hexdata.shards.sources import ShardSource
 
 OnSkip = Callable[[str, range, HexdataError], None]
 """Called with the name of a shard, the rows of it that were left out, and the error.
@@ -94,8 +93,7 @@ class StreamEpoch:
         self._found_readable_shard = False
         # Local folders are checked now, before training begins; other sources would need a request per shard.
         faults: list[StoreError] = []
-        is_local = isinstance(data.source, ShardSource) and data.source.is_local
-        for shard in self._reader.shards if is_local else ():
+        for shard in self._reader.shards if data.source.is_local else ():
             try:
                 data.source.open(shard.name, size=shard.bytes).close()
             except StoreError as error:

@@ -143,7 +143,4 @@ class Quality:
         Raises:
             KeyError: There is no such figure.
         """
-        for figure in (*self.figures, *self.lags):
-            if figure.name == name:
-                return figure
-        raise KeyError(name)
+        return {figure.name: figure for figure in (*self.lags, *self.figures)}[name]

@@ -106,20 +106,16 @@ def check_expression(
     return Expression(option, text, frozenset(names), str(kind))
 
 
-def check_condition(name: str, condition: Expression) -> Expression:
-    """Return ``condition`` if its type is BOOLEAN.
+def check_condition(condition: Expression) -> None:
+    """Check that the type of an expression is BOOLEAN.
 
     Raises:
         ConfigError: It has another type.
     """
     if condition.type != "BOOLEAN":
-        raise ConfigError(
-            f"{name} is not a condition",
-            found=f"{condition.type} from {condition.text}",
-            expected="BOOLEAN",
-            hint="Write a comparison, such as value_sample_tier <= 1.",
-        )
-    return condition
+        reason, found = f"{condition.option} is not a condition", f"{condition.type} from {condition.text}"
+        hint = "Write a comparison, such as value_sample_tier <= 1."
+        raise ConfigError(reason, found=found, expected="BOOLEAN", hint=hint)
 
 
 @contextmanager

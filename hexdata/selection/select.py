@@ -179,7 +179,7 @@ def select(
     # All expressions are checked before the first query over positions, which reads all of them.
     where = checked("where", options.where)
     if where is not None:
-        check_condition("where", where)
+        check_condition(where)
     balance_by = checked("balance_by", options.balance_by)
     strata = options.stratify_by and _STRATA.get(options.stratify_by.strip(), options.stratify_by)
     stratify_by = checked("stratify_by", strata)

@@ -95,6 +95,7 @@ class CachedSource:
     folder: Path
     size: int
     entries: Mapping[str, ShardEntry]
+    is_local = False  # a copy is, but it may have to be fetched first
     _checked: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     """Shards whose copy was checked. What is read afterwards is compared with the manifest by the reader."""
 

@@ -118,7 +118,7 @@ class BlockReader:
         # Without an end the source is read to its own, so that bytes after the listed ones are found.
         until = None if stop == len(entry.blocks) else starts[stop]
 
-        # After Ctrl-C, a thread would wait for a source that is not on this machine.
+        # After Ctrl-C, a thread would wait for a source that is elsewhere. The copies of a cache are here.
         is_local = isinstance(self._source, CachedSource) or self._source.is_local
 
         def read(stream: ByteStream) -> Generator[list[tuple[memoryview, str]], None, None]:

@@ -30,6 +30,7 @@ from hexdata.shards.manifest import ShardEntry, ShardManifest
 from hexdata.shards.reader import load_manifest
 from hexdata.shards.sources import make_source
 from hexdata.shuffle import ShuffleOptions
+from hexdata.shuffle.sort import Bucket
 from hexdata.shuffle.stage import prepare
 from hexdata.storage import AnyPath
 from hexdata.storage.local import HashingFile
@@ -101,7 +102,7 @@ def check_rows(store: Store, limits: dict[str, Any]) -> str:
             reason = f"the manifest records wrong {name} of the shuffle"
             raise VerifyError(reason, found=lineage[name], expected=counted, hint=_HINT)
 
-    every = (_bucket_name(split, n) for split, count in lineage["buckets"].items() for n in range(count))
+    every = (Bucket(split, n).name for split, count in lineage["buckets"].items() for n in range(count))
     expected = dict.fromkeys(every, _NO_ROWS)
     found = dict.fromkeys(store.manifest.buckets(), _NO_ROWS)
     with temporary_folder("placement") as folder, duckdb_session(**limits, store=store.path) as con:
@@ -151,10 +152,6 @@ def recorded_selection(store: Store) -> SelectionOptions:
         raise VerifyError(reason, found=options) from error
 
 
-def _bucket_name(split: str, bucket: int) -> str:
-    return f"shuffled/{split}/bucket-{bucket:06d}.parquet"
-
-
 def _digest_sql(columns: pa.Schema) -> str:
     """Return an SQL column with the digest of a row. The length distinguishes an empty list from null.
 
@@ -178,7 +175,7 @@ def _digests(con: DuckDBPyConnection, query: str) -> dict[str, _Digest]:
         FROM ({query}) GROUP BY split, bucket
     """).fetchall()
     return {
-        _bucket_name(split, bucket): (count, total, xor, policies)
+        Bucket(split, bucket).name: (count, total, xor, policies)
         for split, bucket, count, total, xor, policies in rows
     }
 
