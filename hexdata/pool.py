@@ -1,4 +1,4 @@
-"""Number of worker processes or threads, from cores and memory."""
+"""Number of worker processes or threads, from cores and memory; and reading ahead in a thread."""
 
 from __future__ import annotations
 

@@ -228,12 +228,11 @@ def _processed(raw: Path, file: _File) -> Iterator[pa.RecordBatch]:
     key = derive_key(file.seed, "demo", "tiers", file.number)
     with TrmphReader(raw) as reader:
         for batch in reader.batches():
-            yield (_as_tuples if file.layout == "v1-tuples" else _as_dicts)(batch.positions, file, key)
-
-
-def _as_tuples(batch: pa.RecordBatch, file: _File, key: int) -> pa.RecordBatch:  # noqa: ARG001 - one interface
-    """Return ascending plies without metadata, in the older value convention: 1.0 if blue won."""
-    return _replace(batch, {"value": pc.subtract(1.0, batch.column("value"))})
+            positions = batch.positions
+            if file.layout == "v1-tuples":  # without metadata, in the older value convention: 1.0 if blue won
+                yield _replace(positions, {"value": pc.subtract(1.0, positions.column("value"))})
+            else:
+                yield _as_dicts(positions, file, key)
 
 
 def _as_dicts(batch: pa.RecordBatch, file: _File, key: int) -> pa.RecordBatch:

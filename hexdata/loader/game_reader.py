@@ -43,7 +43,7 @@ from hexdata.schema import (
     positions_schema,
     sources_schema,
 )
-from hexdata.shards.block_check import find_bad_row
+from hexdata.shards.block_check import find_bad_row, invalid_table
 from hexdata.shards.blocks import Block, block_fields, columns_to_block, join_blocks, null_of, take_rows
 from hexdata.storage import AnyPath
 from hexdata.store import Store
@@ -256,10 +256,10 @@ class _TableReader:
                 wrong = np.flatnonzero((np.diff(ids, prepend=last) <= 0) | (ids >= games))
                 if len(wrong):
                     row, expected = int(wrong[0]), f"ascending numbers up to {games - 1}"
-                    raise _invalid(path, "column game_id", f"{ids[row]} in row {row}", expected)
+                    raise invalid_table(path, "column game_id", f"{ids[row]} in row {row}", expected)
                 for split in table.column("split").unique().to_pylist():
                     if split not in SPLITS:
-                        raise _invalid(path, "column split", split, ", ".join(SPLITS))
+                        raise invalid_table(path, "column split", split, ", ".join(SPLITS))
                 last = int(ids[-1]) if len(ids) else last
                 own = pc.equal(table.column("split"), self._split).to_numpy()
                 self._number[ids[own]] = _NOT_IN_TABLE
@@ -399,7 +399,7 @@ class _TableReader:
             return SparsePolicies.from_arrow(column, self._cells)
         except StoreError as error:
             found = error.found or error.reason
-            raise _invalid(path, "column policy", found, str(error.expected)) from error
+            raise invalid_table(path, "column policy", found, str(error.expected)) from error
 
     def _other_rows(self, number: Array, labels: Mapping[str, Array], rows: pa.Table) -> Int64Array:
         """Return the rows of games whose move or board does not follow from the moves of the game.
@@ -560,7 +560,7 @@ class _TableReader:
             low, high = int(game_id.min()), int(game_id.max())
             if low < NO_GAME or high >= len(self._number) - 1:
                 found, expected = low if low < NO_GAME else high, f"0 to {len(self._number) - 2}, or null"
-                raise _invalid(path, "column game_id", found, expected)
+                raise invalid_table(path, "column game_id", found, expected)
         # "wrap" makes -1, for no game, the last entry.
         return self._number.take(game_id, mode="wrap")
 
@@ -651,11 +651,4 @@ def _numbers_of(rows: pa.Table, name: str, null: float) -> Array:
 
 def _check_values(path: AnyPath, name: str, values: Array, board_size: int) -> None:
     if (bad := find_bad_row(name, values, board_size)) is not None:
-        raise _invalid(path, f"column {name}", bad.found, bad.expected)
-
-
-def _invalid(path: AnyPath, record: str, found: object, expected: str) -> StoreError:
-    """Return the error for a table of a store with an invalid value."""
-    reason = "the table contains an invalid value"
-    hint = "Run `hexdata verify` to see what else is wrong; then convert the sources again."
-    return StoreError(reason, path=path, record=record, found=found, expected=expected, hint=hint)
+        raise invalid_table(path, f"column {name}", bad.found, bad.expected)

@@ -269,6 +269,11 @@ def check_positions(batch: pa.RecordBatch, path: object, first: int, games: int)
         game = batch.column("game_id").fill_null(-1).to_numpy()
         bad = _first(game >= games, game, f"a game_id below {games} or null")
     if bad is not None:
-        reason, record = "the table contains an invalid value", f"row {first + bad.row}"
-        hint = "Run `hexdata verify` to see what else is wrong; then convert the sources again."
-        raise StoreError(reason, path=path, record=record, found=bad.found, expected=bad.expected, hint=hint)
+        raise invalid_table(path, f"row {first + bad.row}", bad.found, bad.expected)
+
+
+def invalid_table(path: object, record: str, found: object, expected: str) -> StoreError:
+    """Return the error for a table of a store with an invalid value."""
+    reason = "the table contains an invalid value"
+    hint = "Run `hexdata verify` to see what else is wrong; then convert the sources again."
+    return StoreError(reason, path=path, record=record, found=found, expected=expected, hint=hint)
