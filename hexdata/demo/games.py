@@ -178,38 +178,6 @@ def _shortest_way(own: int, free: int, edges: tuple[int, int], n: int, draw: Dra
     return way
 
 
-class _Chains:
-    """Union-find over stones and the four edges, to detect the winner."""
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-        self._first_edge = n * (n + 1)
-        self._parent = list(range(self._first_edge + 4))
-
-    def add(self, player: int, move: int, own: int, edges: tuple[int, int]) -> bool:
-        """Join a new stone to adjacent stones of ``own`` and to edges; return whether the edges connect."""
-        cell = move.bit_length() - 1
-        near = _around(move, self._n) & own
-        while near:
-            self._join(cell, (near & -near).bit_length() - 1)
-            near &= near - 1
-        sides = [self._first_edge + 2 * player + side for side in range(2)]
-        for side, edge in zip(sides, edges, strict=True):
-            if move & edge:
-                self._join(cell, side)
-        return self._root(sides[0]) == self._root(sides[1])
-
-    def _join(self, one: int, other: int) -> None:
-        self._parent[self._root(one)] = self._root(other)
-
-    def _root(self, member: int) -> int:
-        parent = self._parent
-        while parent[member] != member:
-            parent[member] = parent[parent[member]]  # path halving, for later calls
-            member = parent[member]
-        return member
-
-
 def _play(draw: Draw, n: int, opening: tuple[int, ...]) -> tuple[list[int], int]:
     """Play from the opening until a player has connected; return (moves as one-cell sets, winner).
 
@@ -220,7 +188,6 @@ def _play(draw: Draw, n: int, opening: tuple[int, ...]) -> tuple[list[int], int]
     aimless = _AIMLESS * draw()
     stones, ways = [0, 0], [0, 0]
     moves: list[int] = []
-    chains = _Chains(n)
 
     def choose(player: int, free: int) -> int:
         last = moves[-1] if moves else 0
@@ -245,5 +212,6 @@ def _play(draw: Draw, n: int, opening: tuple[int, ...]) -> tuple[list[int], int]
         move = opening[len(moves)] if len(moves) < len(opening) else choose(player, free)
         moves.append(move)
         stones[player] |= move
-        if chains.add(player, move, stones[player], edges[player]):
+        chain = _flood(move, stones[player], n)
+        if all(chain & edge for edge in edges[player]):
             return moves, player
