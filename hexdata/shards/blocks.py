@@ -15,6 +15,7 @@ import pyarrow as pa
 from hexdata.arrays import NUMPY, Arrays
 from hexdata.board import RED
 from hexdata.errors import StoreError
+from hexdata.fill import fill_to_policy
 from hexdata.json_models import Model
 from hexdata.policy import SparsePolicies
 from hexdata.schema import (
@@ -306,7 +307,7 @@ def block_to_policy(block: Mapping[str, Any], cells: int, ops: Arrays = NUMPY) -
     if len(rows) == length and length:  # no position has a one-hot policy
         policy = ops.full((length, cells), 0, "float32")
     elif move is None:
-        policy = ops.cast(block["fill"] == block["ply"][:, None], "float32")
+        policy = fill_to_policy(block["fill"], block["ply"], ops)
     else:
         policy = ops.full((length, cells), 0, "float32")
         has_move = move != NO_MOVE
