@@ -200,13 +200,15 @@ class AlphaZeroReader(FileReader):
             is_archive = file.read(2) == b"PK"
         items, layout, others = (_read_archive if is_archive else _read_pickle)(self.path)
         records, rejected = _check_records(items, self.board_size, self._stated is not None)
+        count = len(items)
+        del items  # as large as the records
         if records is None:
             # The layout of a file that has no records, or none of the selected size, is fine.
-            if items and all(each.board_size is None for each in rejected):
+            if count and all(each.board_size is None for each in rejected):
                 raise _unknown(f"{layout}; {rejected[0].detail}", f"(board, policy, value); {OWN_READER}")
             return pa.RecordBatch.from_pylist([], raw_schema(MIN_SIZE)), rejected
         if rejected:
-            layout += f"; {len(rejected):,} of {len(items):,} rejected, such as {rejected[0].detail}"
+            layout += f"; {len(rejected):,} of {count:,} rejected, such as {rejected[0].detail}"
         convention, positions = _read_as(records, self._stated, layout)
         self.board_size = records.planes.shape[2]
         passes = int(np.count_nonzero(records.policies[:, -1]))
