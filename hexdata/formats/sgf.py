@@ -378,7 +378,7 @@ def _play(game: GameRecord, nodes: list[list[tuple[str, bytes]]], n: int, letter
         elif placed and len(moves) == 1 and _is_swap(moves[0], own, placed, letters, n):
             own = [("BW"[moves[0][0] == "B"], "swap-pieces")]
         elif placed:
-            raise FormatError("stones that were set up after a move", Reason.SETUP_STONES, placed[0][0])
+            raise FormatError("stones set up after a move, or removed", Reason.SETUP_STONES, placed[0][0])
         moves += own
     is_set_up = any(setup.values())
     game.begin(n, setup["AB"], setup["AW"])
@@ -448,7 +448,8 @@ def _cell(text: str, letters: bool, n: int) -> int:
 def _cells(text: str, letters: bool, n: int) -> list[int]:
     """Return the cells of a point, or of a rectangle such as "a1:c3"."""
     first, _, last = text.partition(":")
-    (top, left), (bottom, right) = (divmod(_cell(each, letters, n), n) for each in (first, last or first))
+    corners = (divmod(_cell(each, letters, n), n) for each in (first, last or first))
+    (top, bottom), (left, right) = map(sorted, zip(*corners, strict=True))
     return [row * n + column for row in range(top, bottom + 1) for column in range(left, right + 1)]
 
 

@@ -148,7 +148,7 @@ def test_stones_set_up_before_the_first_move_are_on_all_boards(read_sgf, text, e
 def test_stones_may_be_set_up_as_rectangles(read_sgf):
     expected = read_sgf(f"(;{HEAD}AB[a1][b1][a2][b2]AW[d4][d5]RE[B+];W[e5])")[1:]
     assert len(expected[0]) == 2
-    for text in (f"(;{HEAD}AB[a1:b2]AW[d4:d5]RE[B+];W[e5])", f"{EVENT}AB[aa:bb]AW[dd:de]RE[B+];W[ee])"):
+    for text in (f"(;{HEAD}AB[b1:a2]AW[d5:d4]RE[B+];W[e5])", f"{EVENT}AB[aa:bb]AW[dd:de]RE[B+];W[ee])"):
         assert read_sgf(text)[1:] == expected
 
 
