@@ -92,7 +92,12 @@ _LIST_IN_OBJECT: Final = re.compile(rb'\s*\{[\s\S]*?"games"\s*:\s*\[\s*(?:\]|' +
 FORMAT: Final = SourceFormat(
     "playhex",
     ("*playhex*.json", "*playhex*.json.gz"),
-    lambda head, _name: bool(_START.match(head) or _LIST_IN_OBJECT.match(head)),
+    lambda head, name: bool(
+        _START.match(head)
+        or _LIST_IN_OBJECT.match(head)
+        # Other keys, whose values may be objects, may come before the size.
+        or ("playhex" in name and re.match(rb"\s*\[?\s*\{", head))
+    ),
     PlayHexReader,
     "games of PlayHex",
 )

@@ -23,7 +23,7 @@ def test_json_lines_are_a_list(read_text, end):
     "content",
     [
         [GAME | {"moves": ["A10", "swap-pieces", "D4", "F7"], "note": "#11,a1b2"}],
-        GAME | {"link": LINK},
+        {"players": [{}]} | GAME | {"link": LINK},
         {"of": {"user": "games"}, "games": [GAME], "next": None},
     ],
 )
