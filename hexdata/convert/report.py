@@ -24,6 +24,7 @@ _NOTES_OF_COUNTS: Final = {
     "variations": "variations left out, as only the main lines are read",
     "setup": "games with stones that were set up, so that the positions before are missing",
     "passes": "positions whose policies have a share for a pass or a swap, which is left out",
+    "sums": "policies with a sum above 1, such as visits, which are kept as they are",
     "arrays": "keys beside those of boards, policies and values, which are all that is read",
     "unescaped": "brackets within names kept, although no backslash precedes them",
 }

@@ -170,7 +170,7 @@ BOARD, POLICY = np.zeros((2, 3, 3)), np.full(9, 0.11)
 BAD: list[tuple[str, Any]] = [
     ("policy-shape", (BOARD, np.ones(7), 1.0)),
     ("policy-values", (BOARD, [-1.0, *POLICY[1:]], 1.0)),
-    ("policy-values", (BOARD, [0.25, *POLICY[1:]], 1.0)),  # visits, not divided by their sum
+    ("policy-values", (BOARD, [np.inf, *POLICY[1:]], 1.0)),
     *(("value-range", (BOARD, POLICY, value)) for value in (5.0, 0.5)),
     ("board-cells", (np.full((2, 3, 3), [[[1]], [[3]]]), POLICY, 1.0)),
     ("board-cells", (np.append(BOARD, np.eye(3)[None], 0), POLICY, 1.0)),
@@ -198,9 +198,8 @@ def test_positions_whose_convention_is_not_shown_are_refused_with_their_layout(t
         [MOVER[index] for index in np.random.default_rng(1).permutation(len(MOVER))],
         [(board, policy, -v if index == 9 else v) for index, (board, policy, v) in enumerate(MOVER)],
         [row for index, row in enumerate(MOVER) if not {index + 1, index + 2, index + 3} & {*ends}],
-        [(board[:, :, ::-1], policy, value) for board, policy, value in MOVER],
+        *([(board[:, :, ::-1], policy, value) for board, policy, value in MOVER], MOVER[:1]),
         [(np.zeros((2, N, N), np.float32), np.full(N * N, 1 / 25, np.float32), 1.0)] * 5,
-        MOVER[:1],
     ]
     for content in contents:
         message = refused(save(tmp_path / "a.pkl", content))
