@@ -44,7 +44,7 @@ from hexdata.schema import (
     sources_schema,
 )
 from hexdata.shards.block_check import find_bad_row, invalid_table
-from hexdata.shards.blocks import Block, block_fields, columns_to_block, join_blocks, null_of, take_rows
+from hexdata.shards.blocks import Block, block_fields, columns_to_block, join_blocks, null_of
 from hexdata.storage import AnyPath
 from hexdata.store import Store
 from hexdata.store.parquet import memory_returned, open_parquet, read_batches
@@ -471,13 +471,18 @@ class _TableReader:
             }
         ]
         found: list[_Policies] = []
-        count = 0
+        count, last = 0, -1
         for path, rows, numbers in self._groups([*fields, "policy"]) if self._packed_count else ():
             chosen = rows.take(pa.array(np.flatnonzero(numbers == _NOT_IN_TABLE)))
             given, policies = self._policies_of(path, chosen)
             block = columns_to_block(chosen, with_policy=False, targets=self._targets)
             for name, array in block.items():
                 _check_values(path, name, array, self.board_size)
+            ids = block["position_id"]
+            # The order of rows must not depend on how positions are divided into files.
+            if len(wrong := np.flatnonzero(np.diff(ids, prepend=last) <= 0)):
+                raise invalid_table(path, "column position_id", ids[wrong[0]], "ascending numbers")
+            last = ids[-1] if len(ids) else last
             # A fill row cannot represent a move on an occupied cell, which becomes a one-hot policy.
             move = np.where(block["move"] == NO_MOVE, -1, block["move"].astype(np.int64))
             others = np.setdiff1d(moves_on_stones(block["board"], move, self.board_size), given)
@@ -490,18 +495,9 @@ class _TableReader:
                 block |= {name: block[name].astype(dtype) for name, dtype in self._dtypes.items()}
             blocks.append(block)
             count += chosen.num_rows
-        joined = join_blocks(blocks)
-        # Files are usually written in order; sorting copies all rows.
-        if not (np.diff(joined["position_id"]) > 0).all():
-            # The order of rows must not depend on how positions are divided into
-            # files. Policies refer to rows, so they move too.
-            order = np.argsort(joined["position_id"], kind="stable")
-            new_rows = np.argsort(order)
-            joined = take_rows(joined, order)
-            found = [(new_rows[given], policies) for given, policies in found]
         for given, policies in found:
             self._add_policies(given + self._starts[-1], policies)
-        return joined
+        return join_blocks(blocks)
 
     # --- files ----------------------------------------------------------------------------------------
 

@@ -142,6 +142,7 @@ VALUES: dict[str, tuple[Change, str, str]] = {
     "position_id that is large": (one(-1, position_id=HUGE), LAST, str(HUGE)),
     "position_id, all negative": (ids_from(-500), FIRST, "-500"),
     "position_id, all large": (ids_from(HUGE - 5), FIRST, str(HUGE)[:4]),
+    "position_id out of order": (one(7, position_id=999, game_id=None), FIRST, "8"),
     "policy beyond the board": (policy(7, (25, 0.5)), FIRST, "cell 25 with 0.5"),
     "policy out of order": (policy(7, (3, 0.5), (2, 0.5)), FIRST, "cell 2 with 0.5"),
     "policy with a cell twice": (policy(-1, (3, 0.5), (3, 0.5)), LAST, "cell 3 with 0.5"),
