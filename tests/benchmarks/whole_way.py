@@ -79,8 +79,7 @@ def size_of(folder: Path) -> int:
 
 def run_stage(store: Path, positions: int, name: str, *arguments: object) -> None:
     """Run a command of hexdata, with the options in its name, and print its row of the table."""
-    command = [sys.executable, "-m", "hexdata", *name.split(), *map(str, arguments)]
-    done = watch(command, stdout=sys.stderr)
+    done = watch([sys.executable, "-m", "hexdata", *name.split(), *map(str, arguments)], stdout=sys.stderr)
     print(
         f"| `{name}` | {done.seconds:,.0f} | {positions / done.seconds:,.0f} | "
         f"{done.processor_seconds:,.0f} | {done.peak / 1e6:,.0f} MB | {done.written / 1e9:.1f} GB | "
