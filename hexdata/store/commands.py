@@ -6,6 +6,7 @@ Command lines are built from the options with which a stage was run.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -118,8 +119,10 @@ def record_path(work: AnyPath, stage: str) -> AnyPath:
 def read_record(work: AnyPath, stage: str) -> RunRecord | None:
     """Return the options of the run of a stage that has begun and not finished; None if there is none."""
     path = record_path(work, stage)
-    with suppress(OSError, StoreError):  # a record that is damaged is of no use
+    with suppress(OSError, StoreError, ValueError):  # a record that is damaged is of no use
         content = read_json(read_bounded(path)[0], path, metadata=True)
+        # Of lone surrogates, only those that stand for bytes of a path that is not UTF-8.
+        os.fsencode(json.dumps(content, ensure_ascii=False, allow_nan=False))
         return as_model(RunRecord, content, what="the record of a run")
     return None
 
