@@ -31,7 +31,7 @@ RACES: dict[str, dict[tuple[str, str], float]] = {
     "random positions": {
         ("exact", "litdata"): 5,
         ("exact", "datasets"): 4,
-        ("exact", "datasets-streaming"): 20,
+        ("exact", "datasets-streaming"): 3,
         ("exact", "webdataset"): 20,
         ("exact", "mosaicml-streaming"): 20,
         ("exact", "grain"): 10,
