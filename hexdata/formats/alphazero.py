@@ -638,21 +638,26 @@ def _check_order(records: _Records, planes: Array) -> None:
     Raises:
         FormatError: "unknown-layout": policies are on occupied cells, and in another order on none.
     """
-    positive, (own, stored) = records.policies > 0, (p[:, 0] | p[:, 1] for p in (records.planes, planes))
+    own = records.planes[:, 0] | records.planes[:, 1]
+    stored = planes[:, 0] | planes[:, 1]
+    positive = records.policies > 0
+    cells = positive[:, :-1]
 
     def faults(numbers: Array, occupied: Array) -> int:
         return int((numbers.reshape(occupied.shape) & occupied).any(axis=(1, 2)).sum())
 
     # A few may be there by chance, and none in another order.
-    if faults(cells := positive[:, :-1], own) < _MIN_FAULTS:
+    if faults(cells, own) < _MIN_FAULTS:
         return
     # Columns first, or not transposed where the boards are; or the number of a pass is the first one.
-    is_turned = not all(faults(cells, each) for each in (own.swapaxes(1, 2), stored, stored.swapaxes(1, 2)))
-    if is_turned or (positive[:, -1].any() and not faults(positive[:, 1:], own)):
-        found = "probabilities on occupied cells, but none with " + (
-            "rows and columns exchanged" if is_turned else "the first number as that of a pass"
-        )
-        raise FormatError("policies in another order than boards", found=found, expected=_ORDER)
+    if not all(faults(cells, each) for each in (own.swapaxes(1, 2), stored, stored.swapaxes(1, 2))):
+        order = "rows and columns exchanged"
+    elif positive[:, -1].any() and not faults(positive[:, 1:], own):
+        order = "the first number as that of a pass"
+    else:
+        return
+    found = f"probabilities on occupied cells, but none with {order}"
+    raise FormatError("policies in another order than boards", found=found, expected=_ORDER)
 
 
 def _is_alphazero(head: bytes, _name: str) -> bool:

@@ -121,7 +121,7 @@ def read_record(work: AnyPath, stage: str) -> RunRecord | None:
     path = record_path(work, stage)
     with suppress(OSError, StoreError, ValueError):  # a record that is damaged is of no use
         content = read_json(read_bounded(path)[0], path, metadata=True)
-        # Of lone surrogates, only those that stand for bytes of a path that is not UTF-8.
+        # Of lone surrogates, only those that a path has in place of bytes that are not UTF-8.
         os.fsencode(json.dumps(content, ensure_ascii=False, allow_nan=False))
         return as_model(RunRecord, content, what="the record of a run")
     return None
