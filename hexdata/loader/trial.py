@@ -135,8 +135,9 @@ def run_loader_trial(
             progress.advance(len(batch["value"]))
         seconds = time.perf_counter() - start
         first_ids = ids[: min(delivered, 5)].tolist()
-        ids.sort()  # in place: np.unique would copy them
-        distinct = int(np.count_nonzero(np.diff(ids[:delivered], prepend=-1)))
+        ids.sort()  # in place: np.unique would copy them, and np.diff would make numbers of 8 bytes
+        found = ids[:delivered]
+        distinct = min(delivered, 1) + int(np.count_nonzero(found[1:] != found[:-1]))
         expected = realised.positions if realised else size
         if (delivered, distinct) != (size, expected):
             raise VerifyError(

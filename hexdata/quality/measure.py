@@ -1,6 +1,6 @@
 """Figures of a shuffle, compared with those expected of a uniform random order.
 
-DuckDB counts games and values, with ``counts.sql``: of each bucket and of the whole split. NumPy counts pairs
+DuckDB counts games and values, of each bucket and of the whole split. NumPy counts pairs
 of rows in the order of the rows, or in a sample of stretches of a large store, before and after the shuffle.
 If an option determines the contents of buckets, each bucket is a segment that is compared with a random order
 of itself; otherwise, the whole split is the only segment.
@@ -56,24 +56,24 @@ _Array = npt.NDArray[Any]
 
 
 class _Counts(NamedTuple):
-    """Counts over a group of rows, as ``counts.sql`` describes them."""
+    """Counts over a group of rows, those of values as ``values.sql`` describes them."""
 
+    sizes: dict[int, int]
+    """Number of games by their number of rows in the group. Each row without a game counts as one game."""
     rows: int
-    games: int
-    largest: int
-    pairs: int
-    triples: int
     mean: float
     second: float
     third: float
     fourth: float
 
+    def tuples(self, length: int) -> int:
+        """Return the number of ordered tuples of different rows of the same game."""
+        return sum(games * math.perm(size, length) for size, games in self.sizes.items())
+
 
 class _Split(NamedTuple):
     """Counts of a split."""
 
-    sizes: dict[int, int]
-    """Number of games by their number of rows."""
     whole: _Counts
     buckets: dict[int, _Counts]
     """Those of each bucket that has rows."""
@@ -178,8 +178,8 @@ def _measure(store: Store, con: DuckDBPyConnection) -> Quality:
             {
                 "bucket": number,
                 "rows": bucket.rows,
-                "games": bucket.games,
-                "largest_share": bucket.largest / bucket.rows,
+                "games": sum(bucket.sizes.values()),
+                "largest_share": max(bucket.sizes) / bucket.rows,
                 "value_mean": mean.after,
                 "value_deviation": mean.deviation,
                 "z": mean.z,
@@ -213,22 +213,23 @@ def _count_split(con: DuckDBPyConnection, store: Store, split: str) -> _Split:
         buckets |= _count(con, "bucket")
     define(files)
     # The counts of buckets do not add up to those of the split: a game is in several.
-    return _Split(_sizes(con), _count(con, "0")[0], buckets)
+    return _Split(_count(con, "0")[0], buckets)
 
 
 def _count(con: DuckDBPyConnection, group: str) -> dict[int, _Counts]:
     """Return the counts of each group of rows of the view ``shuffled``, given as an SQL expression."""
-    text = Template((resources.files("hexdata.quality") / "counts.sql").read_text(encoding="utf-8"))
-    rows = con.sql(text.substitute(group=group)).fetchall()
-    return {number: _Counts(*counts) for number, *counts in rows}
-
-
-def _sizes(con: DuckDBPyConnection) -> dict[int, int]:
-    """Return the number of games of the view ``shuffled`` by their number of rows."""
-    games = "SELECT game_id, count(*) AS n FROM shuffled GROUP BY game_id"
-    # Each row without a game counts as one game.
-    size, number = "if(game_id IS NULL, 1, n) AS rows", "sum(if(game_id IS NULL, n, 1))::BIGINT"
-    return dict(con.sql(f"SELECT {size}, {number} FROM ({games}) GROUP BY rows ORDER BY rows").fetchall())
+    # Only counted: DuckDB keeps several groups of a game if the rows of many games alternate, and would spill
+    # sums of values of each.
+    of_games = f"SELECT {group} AS number, game_id, count(*) AS n FROM shuffled GROUP BY ALL"
+    size, games = "if(game_id IS NULL, 1, n) AS size", "sum(if(game_id IS NULL, n, 1))::BIGINT"
+    sizes = defaultdict[int, dict[int, int]](dict)
+    for number, rows, count in con.sql(
+        f"SELECT number, {size}, {games} FROM ({of_games}) GROUP BY ALL ORDER BY ALL"
+    ).fetchall():
+        sizes[number][rows] = count
+    text = Template((resources.files("hexdata.quality") / "values.sql").read_text(encoding="utf-8"))
+    values = con.sql(text.substitute(group=group)).fetchall()
+    return {number: _Counts(sizes[number], *of_values) for number, *of_values in values}
 
 
 def _read_order(
@@ -311,13 +312,13 @@ def _rank(segment: _Array, index: _Array, ids: _Array) -> Figure:
 def _largest_share(split: str, counted: _Split, *, is_judged: bool) -> Figure:
     """Return the figure for the largest share of one game in a bucket of a split."""
     buckets = counted.buckets.values()
-    share, games = max((bucket.largest / bucket.rows, bucket.games) for bucket in buckets)
+    share, games = max((max(each.sizes) / each.rows, sum(each.sizes.values())) for each in buckets)
     possible = max(MAX_GAME_SHARE, share)
     # The share in a single bucket does not depend on the order.
     if len(buckets) > 1:
         # The smallest bucket has the largest shares by chance.
-        smallest = min(bucket.rows for bucket in buckets)
-        possible = possible_share(counted.sizes, counted.whole.rows, smallest, len(buckets), MAX_GAME_SHARE)
+        smallest, whole = min(bucket.rows for bucket in buckets), counted.whole
+        possible = possible_share(whole.sizes, whole.rows, smallest, len(buckets), MAX_GAME_SHARE)
     note = f"limit {MAX_GAME_SHARE:.0%}"
     if not is_judged:
         note = "not judged: each game is in one bucket"
@@ -351,7 +352,7 @@ def _figures_of_pairs(
     before: _Order, after: _Order, whole: _Counts, segments: Mapping[int, _Counts], *, whole_games: bool
 ) -> tuple[list[Figure], list[Figure], list[Figure]]:
     """Return the figures of batches, of neighbours and of products of values at each lag, if these differ."""
-    games = {n: theory.same_game_kernel(c.rows, c.pairs, c.triples) for n, c in segments.items()}
+    games = {n: theory.same_game_kernel(c.rows, c.tuples(2), c.tuples(3)) for n, c in segments.items()}
     values = {n: theory.product_kernel(c.rows, c.second, c.third, c.fourth) for n, c in segments.items()}
 
     def compare(figure: Figure, slots_of: Callable[[Sequence[int]], Slots], scale: float = 1.0) -> Figure:
@@ -378,8 +379,8 @@ def _figures_of_pairs(
         pairs = math.comb(min(size, whole.rows), 2)
         figure = Figure(f"batch-{size}", f"same-game pairs in a batch of {size}", "count")
         figure = compare(figure, partial(theory.batch_slots, size=size), pairs)
-        if whole_games and figure.after and whole.pairs:
-            times = figure.after / pairs * whole.rows * (whole.rows - 1) / whole.pairs
+        if whole_games and figure.after and (same := whole.tuples(2)):
+            times = figure.after / pairs * whole.rows * (whole.rows - 1) / same
             note = f"whole games per bucket: {times:.3g} times the pairs of a uniform order"
             figure = replace(figure, note=note)
         batches.append(figure)
