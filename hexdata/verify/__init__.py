@@ -22,6 +22,7 @@ from hexdata.errors import (
 )
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_input_order, measure_quality
+from hexdata.options import ShuffleOptions
 from hexdata.retry import on_disk
 from hexdata.storage import AnyPath, translate_errors
 from hexdata.storage.errors import fault_behind
@@ -142,6 +143,8 @@ def _checks(
     """
     manifest, positions = store.manifest, store.manifest.counts["positions"]
     limits = options.session(store.path)  # raises a BudgetError before all files are hashed
+    if manifest.removed_buckets:  # their rows are sorted again, which takes as much as the shuffle
+        ShuffleOptions(memory=options.memory)
 
     def files() -> str:
         progress.begin("rehash", sum(facts.bytes for facts in manifest.files.values()), "bytes")

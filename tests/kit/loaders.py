@@ -15,10 +15,17 @@ from hexdata.export import export_shards
 from hexdata.loader import Mixture
 from hexdata.shuffle import shuffle_store
 
-__all__ = ["BATCH", "LOADERS", "LoaderKind", "make_store"]
+__all__ = ["BATCH", "LOADERS", "LoaderKind", "Steps", "ids_of", "make_store"]
 
+Steps = list[list[int]]
+"""The position ids of batches."""
 BATCH = 12
 """The global batch of a kind is a multiple of this number, which every number of ranks in a test divides."""
+
+
+def ids_of(batches: Any) -> Steps:
+    """Return the position ids of each batch."""
+    return [batch["position_id"].tolist() for batch in batches]
 
 
 @dataclass(frozen=True)

@@ -18,19 +18,15 @@ from hexdata.shards.blocks import FieldSpec
 from hexdata.shards.manifest import ShardManifest
 from hexdata.shards.reader import load_manifest
 from hexdata.shards.sources import make_source
+from tests.kit.loaders import Steps, ids_of
 from tests.shard_folder import SHARD_SIZE, TARGETS
 
 if TYPE_CHECKING:
     from tests.shard_folder import MakeShards, ShardFolder
 
-Steps = list[list[int]]
 IDS = ("position_id",)
 STREAM: dict[str, Any] = {"mode": "stream", "streams": (12, 6), "window": 8}
 MODES: list[dict[str, Any]] = [{"mode": "exact"}, {"mode": "exact", "shuffle": False}, STREAM]
-
-
-def ids_of(batches: Any) -> Steps:
-    return [batch["position_id"].tolist() for batch in batches]
 
 
 def flat(steps: Steps) -> list[int]:

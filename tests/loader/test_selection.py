@@ -14,20 +14,16 @@ import pytest
 from hexdata.errors import ConfigError, StoreError
 from hexdata.loader import Loader
 from hexdata.store import Store
+from tests.kit.loaders import ids_of
 from tests.loader.conftest import Searched
 from tests.loader.game_stores import SEARCHED
 
 IDS = ("position_id",)
 FIRST, SECOND = "position_in_game < 4", "move % 2 = 1"
-Steps = list[list[int]]
 
 
 def make(data: Path, **options: Any) -> Loader:
     return Loader(data, **{"batch_size": 32, "seed": 5, "fields": IDS, **options})
-
-
-def ids_of(batches: Any) -> Steps:
-    return [batch["position_id"].tolist() for batch in batches]
 
 
 def selected(data: Path, **options: Any) -> list[int]:

@@ -15,6 +15,7 @@ import pytest
 from hexdata.errors import ConfigError
 from hexdata.loader import Loader
 from hexdata.order import Permutation, derive_key
+from tests.kit.loaders import ids_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "order.md"
 IDS = ("position_id",)
@@ -33,10 +34,6 @@ def copies() -> Copies:
     exec(own[: own.index("\nweights = ")], names)
     function: Copies = names["copies"]
     return function
-
-
-def ids_of(batches: Any) -> list[list[int]]:
-    return [batch["position_id"].tolist() for batch in batches]
 
 
 def stored_ids(data: Path, **options: Any) -> npt.NDArray[np.int64]:

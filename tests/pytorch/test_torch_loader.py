@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from hexdata.errors import ConfigError, FormatError
 from hexdata.loader import Loader, Mixture
+from tests.kit.loaders import Steps, ids_of
 from tests.pairs import FULL
 
 torch = pytest.importorskip("torch")
@@ -38,7 +39,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 ]
 
-Steps = list[list[int]]
 FIELDS = ("board", "policy", "move", "value", "policy_mask", "position_id")
 IDS = ("position_id",)
 STREAM = {"mode": "stream", "batch_size": 52, "streams": (4, 6), "window": 128}
@@ -66,10 +66,6 @@ def make_mixture(shards: Path, **options: Any) -> Mixture:
         Loader(shards, split="val", shuffle=True, seed=2, **common),
     ]
     return Mixture(loaders, (3, 1), batch_size=200, seed=4, **options)
-
-
-def ids_of(batches: Any) -> Steps:
-    return [batch["position_id"].tolist() for batch in batches]
 
 
 def epochs_of(shards: Path, epochs: int, **options: Any) -> list[Steps]:

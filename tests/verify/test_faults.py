@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
+from hexdata.errors import BudgetError
 from hexdata.export import ExportOptions, export_shards, shards
 from hexdata.order import derive_key, sort_key
 from hexdata.shards.blocks import Block, row_fields
@@ -26,7 +27,7 @@ from hexdata.store import Store
 from hexdata.store.files import write_bytes
 from hexdata.store.integrity import rebuild_commands
 from hexdata.store.manifest import Manifest
-from hexdata.verify import verify_store
+from hexdata.verify import VerifyOptions, verify_store
 from hexdata.verify.tables import RULED
 from tests.kit.command_line import hexdata_run
 from tests.verify.altered import (
@@ -496,3 +497,6 @@ def test_shards_of_other_rows_are_found_without_the_buckets(
     found = failures(store)
     assert list(found) == ["shards"]
     assert ".tar" in found["shards"]
+    next((store / "shards").glob("*.tar")).unlink()
+    with pytest.raises(BudgetError, match="memory for a shuffle"):  # at once: the digests are not compared
+        verify_store(store, VerifyOptions(memory=450_000_000, threads=1))
