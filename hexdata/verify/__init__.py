@@ -20,9 +20,9 @@ from hexdata.errors import (
     StoreLockedError,
     VerifyError,
 )
+from hexdata.options import ShuffleOptions
 from hexdata.progress import SILENT, Progress
 from hexdata.quality import Quality, measure_input_order, measure_quality
-from hexdata.options import ShuffleOptions
 from hexdata.retry import on_disk
 from hexdata.storage import AnyPath, translate_errors
 from hexdata.storage.errors import fault_behind
