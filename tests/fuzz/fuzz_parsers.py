@@ -140,7 +140,7 @@ def main(arguments: Sequence[str]) -> None:
     elif kind == "--add":
         lines = {*(CORPUS / f"{others[0]}.txt").read_text().split()}
         lines.add(base64.b85encode(zlib.compress(Path(others[1]).read_bytes(), 9)).decode())
-        (CORPUS / f"{others[0]}.txt").write_text("".join(f"{line}\n" for line in sorted(lines, key=len)))
+        (CORPUS / f"{others[0]}.txt").write_text("\n".join(sorted(sorted(lines), key=len)) + "\n")
     elif kind in TARGETS and others and Path(others[0]).is_file():
         with tempfile.TemporaryDirectory(prefix="hexdata-fuzz-") as scratch:
             print("accepted" if make(kind, Path(scratch)).check(Path(others[0]).read_bytes()) else "refused")

@@ -115,18 +115,21 @@ def read_all(opened: Callable[[], SourceReader]) -> Reading:
 
 
 def check_boards(rows: list[dict[str, Any]]) -> None:
-    """Replay the moves of each game cell by cell, and compare every board and player with the rows."""
-    stones: list[set[int]] = [set(), set()]
+    """Replay the moves of each game cell by cell, and compare every board and player with the rows.
+
+    A game may begin with stones, and at a later ply: its first row is the one after a row without a move.
+    """
+    stones, is_first = list[set[int]](), True
     size = int((4 * len(rows[0]["board"])) ** 0.5) if rows else 0
     for row in rows:
-        if row["position_in_game"] == 0:
-            stones = [set(), set()]
-            first = row["player_to_move"]
-        player = (first + row["position_in_game"]) % 2
         bits = np.unpackbits(np.frombuffer(row["board"], np.uint8), count=2 * size * size)
         found = [set(np.flatnonzero(plane).tolist()) for plane in bits.reshape(2, -1)]
+        if is_first:
+            stones = found if row["position_in_game"] else [set(), set()]
+            first = (row["player_to_move"] + row["position_in_game"]) % 2
+        player = row["player_to_move"]
         require(found == stones, f"record {row['record']} has another board")
-        require(row["player_to_move"] == player, f"record {row['record']} has another player")
-        if row["move"] is not None:
+        require(player == (first + row["position_in_game"]) % 2, f"record {row['record']} has another player")
+        if not (is_first := row["move"] is None):
             require(not any(row["move"] in plane for plane in stones), "a move on a stone")
             stones[player] = stones[player] | {row["move"]}

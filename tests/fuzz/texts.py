@@ -42,7 +42,7 @@ SGF = (
     "(;GM[11](;SZ[3](;B[a1];W[b1];B[a2];W[b2];B[a3])))",
 )
 _PLAIN_SGF = re.compile(
-    rb"\s*\(;GM\[11\]\s*(?:[A-Z]{2}\[[^\]\\]*\]\s*)*(?:;[BW]\[[a-z][0-9]{1,2}\]\s*)*\)\s*"
+    rb"\s*\(;GM\[11\]\s*(?:[A-Z]{2}\[[^\[\]\\]*\]\s*)*(?:;[BW]\[[a-z][0-9]{1,2}\]\s*)*\)\s*"
 )
 """Games without variations, swaps or escapes."""
 
