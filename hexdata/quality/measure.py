@@ -1,9 +1,9 @@
 """Figures of a shuffle, compared with those expected of a uniform random order.
 
-DuckDB counts games and values, of each bucket and of the whole split. NumPy counts pairs
-of rows in the order of the rows, or in a sample of stretches of a large store, before and after the shuffle.
-If an option determines the contents of buckets, each bucket is a segment that is compared with a random order
-of itself; otherwise, the whole split is the only segment.
+DuckDB counts games and values, of each bucket and of the whole split. NumPy counts pairs of rows in the
+order of the rows, or in a sample of stretches of a large store, before and after the shuffle. If an option
+determines the contents of buckets, each bucket is a segment that is compared with a random order of itself;
+otherwise, the whole split is the only segment.
 """
 
 from __future__ import annotations
@@ -223,9 +223,8 @@ def _count(con: DuckDBPyConnection, group: str) -> dict[int, _Counts]:
     of_games = f"SELECT {group} AS number, game_id, count(*) AS n FROM shuffled GROUP BY ALL"
     size, games = "if(game_id IS NULL, 1, n) AS size", "sum(if(game_id IS NULL, n, 1))::BIGINT"
     sizes = defaultdict[int, dict[int, int]](dict)
-    for number, rows, count in con.sql(
-        f"SELECT number, {size}, {games} FROM ({of_games}) GROUP BY ALL ORDER BY ALL"
-    ).fetchall():
+    histogram = con.sql(f"SELECT number, {size}, {games} FROM ({of_games}) GROUP BY ALL ORDER BY ALL")
+    for number, rows, count in histogram.fetchall():
         sizes[number][rows] = count
     text = Template((resources.files("hexdata.quality") / "values.sql").read_text(encoding="utf-8"))
     values = con.sql(text.substitute(group=group)).fetchall()
