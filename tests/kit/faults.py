@@ -13,13 +13,10 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from hexdata.extras import hide_pandas
-from tests.kit.command_line import hexdata_run
-from tests.simulation.disk import _LAZY, ERRORS, REACHED, Simulation, published, run_in
+from tests.simulation.disk import ERRORS, REACHED, Simulation, published, run_in
 from tests.simulation.replay import KINDS, Operation, read_tree, write_tree
 
 TEMPORARY: Final = ("eio", "estale", "etimedout", "eagain")
@@ -65,10 +62,6 @@ def main() -> None:
     parser.add_argument("errors", nargs="+", choices=[*ERRORS, "eio-lasting"])
     parser.add_argument("--every", type=int, default=1)
     given = parser.parse_args()
-    for module in _LAZY.split():  # once, not in each child
-        import_module(f"hexdata.{module}")
-    hexdata_run("info", "--help")  # loads what all commands need
-    hide_pandas()
     for run in runs(given.command, given.errors, given.folder, given.every):
         sys.stdout.write(json.dumps(run) + "\n")
         sys.stdout.flush()

@@ -21,6 +21,7 @@ command runs again only on disks that were not seen before.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -54,6 +55,7 @@ from hexdata.cli import app  # noqa: E402
 from hexdata.demo import DemoOptions, make_legacy  # noqa: E402
 from hexdata.demo.games import make_games  # noqa: E402
 from hexdata.errors import HexdataError  # noqa: E402
+from hexdata.extras import hide_pandas  # noqa: E402
 from hexdata.formats.trmph import write_trmph  # noqa: E402
 from hexdata.sql.database import DATABASE_NAME  # noqa: E402
 from tests.simulation import replay  # noqa: E402
@@ -104,10 +106,6 @@ _SECONDS: Final = 300
 """Seconds after which a run is ended as one that hangs."""
 _TOKEN: Final = re.compile(r"[0-9a-z_]{8}(?=\.tmp$)|[0-9a-f]{16}")
 """Random parts of the names of temporary files."""
-_LAZY: Final = (
-    "convert export formats.legacy info loader.trial pipeline quality report show shuffle sql verify"
-)
-"""Modules that the children need, and so would import each."""
 
 
 class Case(NamedTuple):
@@ -151,6 +149,7 @@ def environment(shim: Path) -> dict[str, str]:
 
 def run_lines(*lines: str) -> None:
     """Run command lines in this process; errors of hexdata are raised."""
+    hide_pandas()  # as ``hexdata`` does
     group: Any = get_command(app)
     for line in lines:
         words = shlex.split(line)
@@ -313,8 +312,12 @@ class Simulation:
         made = run_in(begin, lambda: prepare(command))
         assert made.ending == "done", made.text
         self.start = read_tree(begin)
-        outcome = run_in(begin, self.action, log)
+        names = folder / "modules"
+        outcome = run_in(begin, lambda: (self.action(), names.write_text(" ".join(sys.modules))), log)
         assert outcome.ending == "done", outcome.text
+        for name in names.read_text().split():  # once here, in place of once in each child
+            with contextlib.suppress(ImportError):
+                import_module(name)
         self.end, self.operations = read_tree(begin), replay.read_log(log)
         shutil.rmtree(begin)
         disk = Disk(self.start)
@@ -432,8 +435,6 @@ def main() -> None:
         if shim is None:
             sys.exit("the simulated disk needs Linux and a C compiler")
         os.execve(sys.executable, [sys.executable, *sys.argv], environment(shim))
-    for module in _LAZY.split():
-        import_module(f"hexdata.{module}")
     names = list(COMMANDS) if "all" in options.command else options.command
     sys.exit(sum(_run_command(name, options) for name in names) > 0)
 
