@@ -91,7 +91,8 @@ class TextTarget(Target):
                 require(moves == [row * size + column for row, column in cells], "other moves")
             return bool(rows)
         if isinstance(found[0], TrmphReader):
-            games = sum(map(is_game_line, raw.removeprefix(b"\xef\xbb\xbf").split(b"\n")))
+            end = b"\n" if b"\n" in raw.rstrip() or b"\0" in raw.rstrip() else b"\r"
+            games = sum(map(is_game_line, raw.removeprefix(b"\xef\xbb\xbf").split(end)))
             starts = sum(row["position_in_game"] == 0 for row in rows)
             require(
                 starts + len(rejected) == games, f"{starts} and {len(rejected)} rejected of {games} games"
