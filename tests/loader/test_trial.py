@@ -9,6 +9,7 @@ import pytest
 
 from hexdata.loader import Loader
 from tests.kit.command_line import hexdata_run
+from tests.kit.loaders import ids_of
 
 if TYPE_CHECKING:
     from tests.shard_folder import ShardFolder
@@ -22,7 +23,7 @@ def test_the_result_describes_the_epochs(shards: ShardFolder, mode: Any) -> None
     assert (result["split"], result["mode"], result["positions"]) == ("train", mode, 134)
     assert result["seconds_to_open"] > 0
     for number, stats in enumerate(result["epochs"]):
-        ids = [batch["position_id"].tolist() for batch in loader]
+        ids = ids_of(loader)
         counts = [stats[name] for name in ("epoch", "batches", "delivered", "positions")]
         assert counts == [number, 4, 134, 134]
         assert stats["first_ids"] == ids[0][:5]
