@@ -344,7 +344,7 @@ class Unpickler(_Base):  # type: ignore[misc]
     def _extend(self, items: list[Any]) -> list[Any] | None:
         target = self.stack[-1]
         # The examples are returned, not kept in a list, so that memory does not grow with the file.
-        if target is self._examples:
+        if isinstance(target, ExamplesPlaceholder):
             return items
         if not isinstance(target, list):
             raise self.stream.corrupt("appends to an object that is not a list", kind_of(target))
