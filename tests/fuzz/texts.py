@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from hexdata.formats import open_source
+from hexdata.formats.gunzip import has_returns
 from hexdata.formats.source import FilePart
 from hexdata.formats.trmph import TrmphReader, is_game_line
 from tests.fuzz.target import Target, check_boards, read_all, require
@@ -91,7 +92,7 @@ class TextTarget(Target):
                 require(moves == [row * size + column for row, column in cells], "other moves")
             return bool(rows)
         if isinstance(found[0], TrmphReader):
-            end = b"\n" if b"\n" in raw.rstrip() or b"\0" in raw.rstrip() else b"\r"
+            end = b"\r" if has_returns(raw) else b"\n"
             games = sum(map(is_game_line, raw.removeprefix(b"\xef\xbb\xbf").split(end)))
             starts = sum(row["position_in_game"] == 0 for row in rows)
             require(
