@@ -12,7 +12,15 @@ import msgspec
 
 from hexdata.checks import check_location
 from hexdata.errors import ConfigError, InputError, RejectRateError, StoreError
-from hexdata.storage import AnyPath, as_path, is_address, local_work, storage_of, translate_errors
+from hexdata.storage import (
+    AnyPath,
+    as_path,
+    client_memory,
+    is_address,
+    local_work,
+    storage_of,
+    translate_errors,
+)
 from hexdata.storage.local import make_folder, sync_folder
 from hexdata.storage.lock import LOCK_NAME
 from hexdata.store.commands import RunRecord, read_record, record_path, run_command, stage_command
@@ -41,6 +49,11 @@ _INPUT_FOLDERS: Final = {
     "pickles-shuffled": ("sources", "games", "positions", "shuffled"),
 }
 """Input folders of each stage. The manifest records their digest as ``of``."""
+_FILE_MEMORY: Final = 10_000
+"""Bytes of memory for each Parquet file: its facts, and its footer, which DuckDB does not count.
+
+With 10,400 files of positions and as many of games, the rules of ``verify`` took 197 MB more than with 6.
+"""
 _READY: Final = "ready"
 """Folder of the unfinished work for a complete result while it replaces the one before."""
 _REFUSALS: Final = (ConfigError, InputError, RejectRateError)
@@ -124,6 +137,12 @@ class Store:
         For an object store it is a folder on this machine, unless other machines share the work.
         """
         return self.path / _WORK_NAME if self.shares_work else local_work(self.path, _WORK_NAME)
+
+    @property
+    def reader_memory(self) -> int:
+        """Bytes that a reader of the store takes besides rows: for a client library, and for each file."""
+        parquet = sum(name.endswith(".parquet") for name in self.manifest.files)
+        return client_memory(self.path) + _FILE_MEMORY * parquet
 
     def files(self, folder: str) -> list[AnyPath]:
         """Return the absolute paths of the manifest's files below ``folder``, sorted."""

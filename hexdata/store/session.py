@@ -26,7 +26,7 @@ from hexdata.checks import check_fields
 from hexdata.errors import BudgetError, ConfigError, StoreError
 from hexdata.pool import fitting
 from hexdata.retry import DISK_FULL, TRANSIENT
-from hexdata.storage import AnyPath, ObjectStorage, client_memory
+from hexdata.storage import AnyPath, ObjectStorage
 from hexdata.storage.errors import VERIFY_HINT
 from hexdata.system import default_workers
 from hexdata.temporary import temporary_folder
@@ -89,16 +89,17 @@ class QueryLimits:
         check_fields(self, {"threads": 1, "memory": 0})
         self.session()
 
-    def session(self, store: AnyPath | None = None) -> dict[str, Any]:
-        """Return the arguments ``memory`` and ``threads`` of a session that reads the store at ``store``.
+    def session(self, reserved: int = 0) -> dict[str, Any]:
+        """Return the arguments ``memory`` and ``threads`` of a session.
 
-        If the store is in an object store, memory for its client is subtracted. None: in no object store.
+        Args:
+            reserved: Bytes that the store takes beside the session, ``Store.reader_memory``. Default 0.
 
         Raises:
             BudgetError: The memory is too small.
         """
         # What libraries and readers of Parquet take outside DuckDB's buffers is subtracted.
-        base, each = self.BASE + (client_memory(store) if store else 0), self.THREAD + self.BUFFERS
+        base, each = self.BASE + reserved, self.THREAD + self.BUFFERS
         threads = fitting(self.memory, self.threads, default_workers(), each, base, "thread")
         return {"memory": self.memory - base - threads * self.THREAD, "threads": threads}
 

@@ -142,7 +142,7 @@ def _checks(
     Each check reads the store itself. Those that would fail because another one has failed are left out.
     """
     manifest, positions = store.manifest, store.manifest.counts["positions"]
-    limits = options.session(store.path)  # raises a BudgetError before all files are hashed
+    limits = options.session(store.reader_memory)  # raises a BudgetError before all files are hashed
     if manifest.removed_buckets:  # their rows are sorted again, which takes as much as the shuffle
         ShuffleOptions(memory=options.memory)
 
