@@ -141,7 +141,7 @@ def gather_facts(store: str | AnyPath, limits: SqlLimits, progress: Progress) ->
     # After the session of the queries has ended, since each session may use all of the memory.
     if split and not removed:
         progress.begin("measure", None, "positions")
-        quality = measure_quality(store, **limits.session(opened.reader_memory))
+        quality = measure_quality(store, **limits.session(opened.reader_memory()))
     return ReportFacts(
         **vars(info),
         name=opened.path.resolve().name or str(opened.path),

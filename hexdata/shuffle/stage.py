@@ -207,7 +207,7 @@ def prepare(
             "the store contains no positions", path=store.path, hint="Run `hexdata convert` first."
         )
     assert options.seed is not None
-    memory, most = options.memory - store.reader_memory, options.threads or cores
+    memory, most = options.memory - store.reader_memory("positions"), options.threads or cores
     narrow = SortLimits.of(memory, most)
     with duckdb_session(memory=narrow.memory, threads=narrow.threads, spill=spill, store=store.path) as con:
         selection = select(store, options, options.seed, partial(bucket_counts, options), con, folder)

@@ -83,7 +83,7 @@ def open_catalog(
     files = [opened.path.resolve() / name for name in opened.manifest.files]
     with (
         translate_errors(opened.path),
-        duckdb_session(**limits.session(opened.reader_memory), store=opened.path, only=files) as con,
+        duckdb_session(**limits.session(opened.reader_memory()), store=opened.path, only=files) as con,
     ):
         create_catalog(con, opened, catalog_statements(opened, quote(prefix_of(opened.path.resolve()))))
         yield con

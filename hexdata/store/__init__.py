@@ -138,11 +138,13 @@ class Store:
         """
         return self.path / _WORK_NAME if self.shares_work else local_work(self.path, _WORK_NAME)
 
-    @property
-    def reader_memory(self) -> int:
-        """Bytes that a reader of the store takes besides rows: for a client library, and for each file."""
-        parquet = sum(name.endswith(".parquet") for name in self.manifest.files)
-        return client_memory(self.path) + _FILE_MEMORY * parquet
+    def reader_memory(self, folder: str = "") -> int:
+        """Return the bytes that reading the Parquet files below ``folder`` takes besides their rows.
+
+        They are for each file, and for the client of an object store. Default: all files of the store.
+        """
+        names = [name for name in self.manifest.files if name.startswith(folder)]
+        return client_memory(self.path) + _FILE_MEMORY * sum(name.endswith(".parquet") for name in names)
 
     def files(self, folder: str) -> list[AnyPath]:
         """Return the absolute paths of the manifest's files below ``folder``, sorted."""

@@ -93,7 +93,7 @@ class QueryLimits:
         """Return the arguments ``memory`` and ``threads`` of a session.
 
         Args:
-            reserved: Bytes that the store takes beside the session, ``Store.reader_memory``. Default 0.
+            reserved: Bytes that the store takes beside the session, of ``Store.reader_memory``. Default 0.
 
         Raises:
             BudgetError: The memory is too small.

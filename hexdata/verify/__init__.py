@@ -30,9 +30,17 @@ from hexdata.storage.lock import find_lock_holder
 from hexdata.store import STAGES, Store
 from hexdata.store.integrity import find_damage, rebuild_commands
 from hexdata.store.manifest import Manifest
+from hexdata.store.parquet import memory_returned
 from hexdata.text import without_game
 from hexdata.verify.roundtrip import RoundTrip, check_round_trip
-from hexdata.verify.stages import check_order, check_quality, check_rows, check_shards, check_stage
+from hexdata.verify.stages import (
+    check_order,
+    check_quality,
+    check_rows,
+    check_shards,
+    check_stage,
+    sort_memory,
+)
 from hexdata.verify.tables import (
     RULED,
     Check,
@@ -81,6 +89,7 @@ class VerifyResult:
             raise VerifyError(f"{len(failed)} of {len(self.checks)} checks failed", found="; ".join(failed))
 
 
+@memory_returned()
 def verify_store(
     store: str | AnyPath,
     options: VerifyOptions | None = None,
@@ -142,9 +151,9 @@ def _checks(
     Each check reads the store itself. Those that would fail because another one has failed are left out.
     """
     manifest, positions = store.manifest, store.manifest.counts["positions"]
-    limits = options.session(store.reader_memory)  # raises a BudgetError before all files are hashed
+    limits = options.session(store.reader_memory())  # raises a BudgetError before all files are hashed
     if manifest.removed_buckets:  # their rows are sorted again, which takes as much as the shuffle
-        ShuffleOptions(memory=options.memory)
+        ShuffleOptions(memory=sort_memory(store, options))
 
     def files() -> str:
         progress.begin("rehash", sum(facts.bytes for facts in manifest.files.values()), "bytes")

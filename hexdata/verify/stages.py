@@ -49,6 +49,8 @@ _Digest = tuple[int, int, int, int]
 _NO_ROWS: Final = (0, 0, 0, 0)
 # With the same seed, the shuffle counts as complete and is not written again.
 _HINT: Final = "Run `hexdata shuffle` with another seed."
+_MANIFEST_MEMORY: Final = 5
+"""Bytes of memory for each byte of the shard manifest: measured for one of 1.9 MB."""
 _STATED: Final = ("board_size", "block_size", "shard_size", "seed", "order_version")
 """Values that both the shard manifest and the store's manifest state, besides counts and the digest."""
 
@@ -316,6 +318,13 @@ def _expected_blocks(
             yield split, number, columns_to_block(table, with_policy, targets)
 
 
+def sort_memory(store: Store, options: VerifyOptions) -> int:
+    """Return the bytes of memory for sorting the rows of removed buckets, beside the shard manifest."""
+    shards = store.manifest.files_in("shards")
+    size = sum(facts.bytes for name, facts in shards.items() if name.endswith(".json"))
+    return options.memory - _MANIFEST_MEMORY * size
+
+
 def _sorted_rows(store: Store, options: VerifyOptions) -> Iterator[tuple[str, pa.Table]]:
     """Yield the split and the rows of the removed buckets, in order: the positions are sorted again."""
     lineage = store.manifest.stages["shuffle"]
@@ -324,7 +333,7 @@ def _sorted_rows(store: Store, options: VerifyOptions) -> Iterator[tuple[str, pa
         seed=lineage["seed"],
         # The largest split has the number of buckets of the option; the other numbers follow from it.
         buckets=max(lineage["buckets"].values()),
-        memory=options.memory,
+        memory=sort_memory(store, options),
         threads=options.threads,
     )
     with temporary_folder("sorted") as folder:
