@@ -171,7 +171,7 @@ FAILING: list[tuple[str, str]] = [
     ("shuffle nowhere", "`hexdata convert INPUT... "),
     ("sql STORE 'SELECT 1' --memory 10MB", "Raise --memory"),
     ("sql STORE 'SELECT 1' --parquet STORE/x", "must not be in the store"),
-    ("report STORE --memory 377490kB --threads 1", "too little memory"),  # with its files
+    ("report STORE --memory 377490kB --threads 1", "too little memory"),  # enough without its files
     ("verify STORE --memory 392170kB --threads 1", "too little memory"),
     ("browse STORE --memory 1MB", "expected at least 640 MB. Raise --memory.\n"),
     ("show STORE 99999", "found position 99999; expected 0 to"),
